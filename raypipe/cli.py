@@ -216,20 +216,12 @@ def validate(
 ) -> None:
     """Check a dataset or a mixture and tell what is wrong; exits with 1 for warnings and 2 for errors."""
     from raypipe.mixture import is_mixture_file
-    from raypipe.validate import (
-        findings_table,
-        mixture_findings_table,
-        validate_dataset,
-        validate_mixture,
-        write_report,
-    )
+    from raypipe.validate import findings_table, validate_dataset, validate_mixture, write_report
 
-    is_mixture = is_mixture_file(root)
-    check: Any = validate_mixture if is_mixture else validate_dataset
+    check: Any = validate_mixture if is_mixture_file(root) else validate_dataset
     report = check(root, deep=deep, where=where, progress=True)
     write_report(report, exclude_file=exclude_file, html_file=html)
-    table: Any = mixture_findings_table if is_mixture else findings_table
-    _tell(report.to_json(), as_json, json_file, lambda: table(report))
+    _tell(report.to_json(), as_json, json_file, lambda: findings_table(report))
     raise typer.Exit(report.exit_code)
 
 

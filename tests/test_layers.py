@@ -54,7 +54,7 @@ HOMES = {
         "feed",
         "pipeline.pipeline",
         "train",
-        "validate.tasks",
+        "validate.run",
         "bench.loaders",
     },
     "huggingface_hub": {"storage.hub"},

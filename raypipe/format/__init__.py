@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         split_tables,
     )
     from raypipe.format.features import (
+        INDEX_COLUMNS,
         INDEX_FEATURES,
         PARQUET,
         TASK_LINES,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
         parse_video_format,
         read_box,
         read_edit,
+        read_moov,
         read_ranged_index,
         read_video_format,
         read_video_index,
@@ -121,14 +123,14 @@ else:
                 "list_tables read_episode_columns read_episodes split_tables"
             ),
             "features": (
-                "DepthCodes Feature INDEX_FEATURES PARQUET TASK_LINES Tasks read_features read_tasks tasks_table "
+                "DepthCodes Feature INDEX_COLUMNS INDEX_FEATURES PARQUET TASK_LINES Tasks read_features read_tasks tasks_table "
                 "why_unfit_name"
             ),
             "mp4": (
                 "VideoFormat VideoIndex box_timescale episode_first_frame find_box find_video_track first_frames "
                 "forget_indexes keyframe_interval list_boxes need_box parse_moov parse_video_format read_box read_edit "
-                "read_ranged_index read_video_format read_video_index same_codec sample_durations sample_keyframes "
-                "sample_offsets sample_pts sample_sizes"
+                "read_moov read_ranged_index read_video_format read_video_index same_codec sample_durations "
+                "sample_keyframes sample_offsets sample_pts sample_sizes"
             ),
             "rows": (
                 "OpenFiles RowReader column_values find_absent_columns looked_at_rows one_line read_row_group_layout "

@@ -141,6 +141,13 @@ class DatasetMeta:
         """Return the name of the mp4 with the episode in row `row` of the table; it may not exist."""
         return self._file(self.video_template, row, self.episodes.videos[camera], camera)
 
+    def rows_by_file(self, camera: str = "") -> dict[str, list[int]]:
+        """Return the rows of the episode table by the name of their data file, or of their video of a camera."""
+        rows: dict[str, list[int]] = {}
+        for row in range(len(self.episodes)):
+            rows.setdefault(self.video_file(row, camera) if camera else self.data_file(row), []).append(row)
+        return rows
+
     def _file(self, template: str, row: int, columns: EpisodeTable | VideoColumns, camera: str = "") -> str:
         chunk = int(columns.chunk_index[row])
         return template.format(

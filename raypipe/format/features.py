@@ -131,6 +131,12 @@ class Feature:
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize if self.kind == "vector" else 0
 
 
+INDEX_COLUMNS: Mapping[str, Feature] = {
+    name: Feature(name=name, kind="vector", dtype=dtype, shape=(1,)) for name, dtype in INDEX_FEATURES.items()
+}
+"""The columns that every sample has as features; a dataset need not declare them."""
+
+
 def read_features(info: Mapping[str, Any], place: str) -> dict[str, Feature]:
     """Return the features that `info` declares, in its order.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import LEAVE_OUT, DatasetError, as_damage, note_episode, without_episode
 from raypipe.format.dataset_meta import DatasetMeta
-from raypipe.format.features import INDEX_FEATURES, Feature
+from raypipe.format.features import INDEX_COLUMNS, INDEX_FEATURES, Feature
 from raypipe.format.tables import BoundedParquet, open_parquet
 from raypipe.storage import Storage, is_transient
 from raypipe.text import counted, span_text
@@ -248,9 +248,7 @@ def row_features_of(meta: DatasetMeta, cameras: Sequence[str], absent: Sequence[
     for name, text in meta.texts.items():
         if text.source in rows:
             rows[name] = Feature(name=name, kind="string", dtype="string", shape=(1,))
-    for name, dtype in INDEX_FEATURES.items():
-        rows[name] = Feature(name=name, kind="vector", dtype=dtype, shape=(1,))
-    return rows
+    return {**rows, **INDEX_COLUMNS}
 
 
 def find_absent_columns(meta: DatasetMeta) -> tuple[str, ...]:

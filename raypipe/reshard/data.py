@@ -11,6 +11,7 @@ pooled from them. With statistics an episode takes about 13 kB, so only a block 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Final
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from raypipe.errors import DatasetError, as_damage
 from raypipe.format import (
     FOLDER,
+    INDEX_COLUMNS,
     INDEX_FEATURES,
     JSON_LINES,
     MOMENTS,
@@ -39,7 +41,7 @@ from raypipe.format import (
     one_line,
     open_parquet,
     pool_stats,
-    read_json_lines,
+    read_episode_columns,
     read_parquet,
     why_unfit_name,
 )
@@ -67,7 +69,7 @@ def read_columns(meta: DatasetMeta, numbering: Numbering, drop_cameras: Sequence
         derived=derived,
         absent=absent,
         undeclared=undeclared,
-        added=tuple((name, feature) for name, feature in declared.items() if feature and not why_unfit_name(name)),
+        added={name: feature for name, feature in declared.items() if feature and not why_unfit_name(name)},
     )
 
 
@@ -191,14 +193,11 @@ def _annotations(job: CopyJob, table: pa.Table) -> list[str]:
 
 def _metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:
     """Return the note of Hugging Face's datasets in a schema, if it describes exactly these columns."""
-    note = (schema.metadata or {}).get(b"huggingface")
-    if note is None:
-        return None
-    try:
-        is_of_these = set(json.loads(note)["info"]["features"]) == set(schema.names)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return {b"huggingface": note} if is_of_these else None
+    note = (schema.metadata or {}).get(b"huggingface", b"")
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        if set(json.loads(note)["info"]["features"]) == set(schema.names):
+            return {b"huggingface": note}
+    return None
 
 
 def _as_schema(table: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
@@ -263,11 +262,9 @@ class _Packed:
         """Return the columns of these rows of the episode table, in order."""
         positions = self._order[rows]
         files = np.searchsorted(self._first, positions, side="right") - 1
-        cuts = np.flatnonzero(np.diff(files)) + 1
-        parts = []
-        for part in np.split(positions, cuts):
-            file = int(np.searchsorted(self._first, part[0], side="right")) - 1
-            parts.append(self._table(file).take(part - self._first[file]))
+        starts = np.flatnonzero(np.diff(files, prepend=-1))
+        runs = zip(files[starts].tolist(), np.split(positions, starts[1:]), strict=True)
+        parts = [self._table(file).take(run - self._first[file]) for file, run in runs]
         return {name: self._joined(name, parts) for name in self._types}
 
     def _joined(self, name: str, parts: Sequence[pa.Table]) -> pa.ChunkedArray:
@@ -313,7 +310,10 @@ class _PerEpisode:
     def __init__(self, meta: DatasetMeta, dropped: Sequence[str]) -> None:
         self._meta = meta
         self._dropped = frozenset(dropped)
-        self._extra = self._read_extra()
+        self._extra = pa.table({})
+        if meta.storage.exists(JSON_LINES):
+            table = read_episode_columns(meta.storage, is_packed=False)
+            self._extra = table.select([name for name in table.column_names if name not in _PLACES])
         self._kinds: dict[str, int] = {}
         self._offsets = self._index_stats() if meta.storage.offers(PER_EPISODE) else {}
         self.described = _described(self._kinds)
@@ -323,14 +323,6 @@ class _PerEpisode:
         if not self._kinds:
             return columns
         return columns | stats_arrays(self._read_stats(self._meta.episodes.episode_index[rows]), self._kinds)
-
-    def _read_extra(self) -> pa.Table:
-        if not self._meta.storage.exists(JSON_LINES):
-            return pa.table({})
-        table = read_json_lines(self._meta.storage, JSON_LINES)
-        extra = [name for name in table.column_names if name not in _PLACES]
-        order = np.argsort(table.column("episode_index").to_numpy(), kind="stable")
-        return table.select(extra).take(order)
 
     def _index_stats(self) -> dict[int, int]:
         """Return where each episode's line starts: lines take kilobytes, so they are not kept."""
@@ -363,22 +355,15 @@ class _PerEpisode:
         found: list[dict[str, dict[str, object]]] = []
         with self._meta.storage.open_file(PER_EPISODE) as stream:
             for episode in episodes.tolist():
-                if episode not in self._offsets:
-                    found.append({})
-                    continue
-                stream.seek(self._offsets[episode])
-                stats = parse_json(stream.readline()).get("stats") or {}
-                found.append(stats)
+                line = b"{}"
+                if episode in self._offsets:
+                    stream.seek(self._offsets[episode])
+                    line = stream.readline()
+                found.append(parse_json(line).get("stats") or {})
         return found
 
 
 SourceEpisodes = _Packed | _PerEpisode
-
-
-_NUMBER: Final = {
-    name: Feature(name=name, kind="vector", dtype=kind, shape=(1,)) for name, kind in INDEX_FEATURES.items()
-}
-"""Index columns that the source may not declare."""
 
 
 def describe_rows(
@@ -390,7 +375,7 @@ def describe_rows(
     """
     described = {}
     for name in names:
-        feature = features.get(name) or _NUMBER.get(name)
+        feature = features.get(name) or INDEX_COLUMNS.get(name)
         if feature is None or feature.kind != "vector" or name not in table.column_names:
             continue
         try:
@@ -406,7 +391,7 @@ def computed_kinds(features: Mapping[str, Feature], names: Iterable[str]) -> dic
     """Return the columns that `describe_rows` may fill, with the depth of their lists."""
     kinds = {}
     for name in names:
-        depth = max(1, len((features.get(name) or _NUMBER[name]).shape))
+        depth = max(1, len((features.get(name) or INDEX_COLUMNS[name]).shape))
         for statistic in (*MOMENTS, "count", *QUANTILES):
             kinds[f"stats/{name}/{statistic}"] = 1 if statistic == "count" else depth
     return kinds

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -32,7 +32,8 @@ from raypipe.format import (
 )
 from raypipe.reshard.data import SourceEpisodes, StatsPool, computed_kinds, stats_arrays
 from raypipe.reshard.plan import CopyJob, Encoding, FilePlan
-from raypipe.reshard.workspace import ORIGIN, check_finished
+from raypipe.reshard.videos import video_columns
+from raypipe.reshard.workspace import ORIGIN
 from raypipe.storage import Storage
 from raypipe.text import counted, either
 
@@ -44,11 +45,7 @@ EPISODES_PER_ROW_GROUP: Final = 500
 
 
 def write_meta(job: CopyJob, files: FilePlan, source: SourceEpisodes, size_of: Mapping[str, int]) -> list[str]:
-    """Write all that is not rows or videos, and return notes on it.
-
-    Args:
-        size_of: the sizes of the source's files by name.
-    """
+    """Write all that is not rows or videos, and return notes on it; `size_of` names all files of the source."""
     workspace = job.workspace
     pool = StatsPool()
     _write_episodes(job, _episode_tables(job, files, source, pool))
@@ -60,7 +57,7 @@ def write_meta(job: CopyJob, files: FilePlan, source: SourceEpisodes, size_of: M
     workspace.write_table(MAPPING, _mapping(job))
     workspace.write_json("meta/info.json", _make_info(job))
     origin = {"fingerprint": workspace.fingerprint, "root": job.meta.root, "version": job.meta.version}
-    workspace.write_json(ORIGIN, origin | {"spec": job.spec.to_json()})
+    workspace.write_json(ORIGIN, origin | {"spec": workspace.choices})
     return notes + _copy_other_files(job, size_of)
 
 
@@ -106,7 +103,7 @@ def _features(job: CopyJob, declared: Mapping[str, Any]) -> dict[str, Any]:
         if feature["dtype"] == "video":
             feature = _video_feature(feature, job.meta.features[name].shape, job.encodings.get(name), job.meta.fps)
         features[name] = feature
-    return features | dict(job.columns.added)
+    return features | job.columns.added
 
 
 def _video_feature(
@@ -161,31 +158,23 @@ def _mapping(job: CopyJob) -> pa.Table:
 
 
 def _write_episodes(job: CopyJob, tables: Iterator[pa.Table]) -> None:
-    for number in count():
-        table = next(tables, None)
-        if table is None:
-            return
-        target = job.workspace.dataset / format_path(EPISODES_TEMPLATE, number)
-        write = partial(_write_episode_file, tables=chain([table], tables), number=number, limit=job.spec.data_mb << 20)
-        job.workspace.write_file(target, write)
+    """Write the episode table with one row group per table, in files that close when they reach their largest size."""
+    for number, first in enumerate(tables):
 
+        def write(stream: IO[bytes], number: int = number, first: pa.Table = first) -> None:
+            schema = in_episodes_file(first, number).schema
+            with pq.ParquetWriter(stream, schema, compression="snappy") as writer:
+                for table in chain([first], tables):
+                    writer.write_table(in_episodes_file(table, number), row_group_size=len(table))
+                    if stream.tell() >= job.spec.data_mb << 20:
+                        break
 
-def _write_episode_file(stream: IO[bytes], *, tables: Iterator[pa.Table], number: int, limit: int) -> None:
-    """Write one row group per table until the file reaches its largest size; takes no table that it does not write."""
-    writer: pq.ParquetWriter | None = None
-    for block in tables:
-        table = in_episodes_file(block, number)
-        writer = writer or pq.ParquetWriter(stream, table.schema, compression="snappy")
-        writer.write_table(table, row_group_size=len(table))
-        if stream.tell() >= limit:
-            break
-    assert writer is not None, "a file of no episodes"
-    writer.close()
+        job.workspace.write_file(job.workspace.dataset / format_path(EPISODES_TEMPLATE, number), write)
 
 
 def _episode_tables(job: CopyJob, files: FilePlan, source: SourceEpisodes, pool: StatsPool) -> Iterator[pa.Table]:
     """Yield the episode table in blocks, and add the statistics of each block to `pool`."""
-    places = _place_columns(job, files) | _video_columns(job, files)
+    places = _place_columns(job, files) | video_columns(job, files.videos)
     read = job.workspace.read_stats
     computed = (stats for unit in files.data if job.described for stats in read(unit.path))
     kinds = computed_kinds(job.meta.features, job.described)
@@ -224,27 +213,6 @@ def _place_columns(job: CopyJob, files: FilePlan) -> dict[str, NDArray[Any]]:
     }
 
 
-def _video_columns(job: CopyJob, files: FilePlan) -> dict[str, NDArray[Any]]:
-    columns: dict[str, NDArray[Any]] = {}
-    for unit in files.videos:
-        record = check_finished(job.workspace, unit.path)
-        numbers = job.numbering.new_number[np.array(record["rows"])]
-        prefix = f"videos/{unit.camera}/"
-        values = {
-            "chunk_index": unit.number // FILES_PER_CHUNK,
-            "file_index": unit.number % FILES_PER_CHUNK,
-            "from_timestamp": np.array(record["from"]),
-            "to_timestamp": np.array(record["to"]),
-        }
-        for name, value in values.items():
-            kind = np.float64 if name.endswith("timestamp") else np.int64
-            column = columns.setdefault(prefix + name, np.full(len(job.numbering), -1, dtype=kind))
-            column[numbers] = value
-    for name, column in columns.items():
-        assert (column >= 0).all(), f"{name} of an episode was never written"
-    return columns
-
-
 def _dataset_stats(job: CopyJob, pool: StatsPool) -> tuple[dict[str, Any], list[str]]:
     """Return the statistics of the whole copy, and notes on what is less exact than it could be."""
     stored = read_json(job.meta.storage, GLOBAL) if find_stats_file(job.meta.storage) == GLOBAL else {}
@@ -269,9 +237,7 @@ _WRITTEN = ("meta/info.json", "meta/stats.json", "meta/tasks", "meta/episodes", 
 def _copy_other_files(job: CopyJob, size_of: Mapping[str, int]) -> list[str]:
     """Copy the dataset's other files, further files of meta/ and the README; return notes on what was left out."""
     meta, workspace = job.meta, job.workspace
-    used = {meta.data_file(row) for row in range(len(meta.episodes))}
-    for camera in meta.episodes.videos:
-        used |= {meta.video_file(row, camera) for row in range(len(meta.episodes))}
+    used = {name for camera in ("", *meta.episodes.videos) for name in meta.rows_by_file(camera)}
     left, outside = [], []
     for name in sorted(size_of.keys() - used):
         if name.startswith(_WRITTEN):

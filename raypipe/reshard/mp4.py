@@ -21,14 +21,13 @@ from typing import IO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError, as_damage
 from raypipe.format import (
     box_timescale,
     find_box,
     list_boxes,
     need_box,
-    read_box,
     read_edit,
+    read_moov,
     sample_durations,
     sample_keyframes,
     sample_offsets,
@@ -60,7 +59,6 @@ class Track:
     offset: NDArray[np.int64]
     """The byte of the file at which each packet starts."""
     size: NDArray[np.int64]
-    dts: NDArray[np.int64]
     duration: NDArray[np.int64]
     pts: NDArray[np.int64]
     """When the packet's frame is shown, after applying the edit list."""
@@ -80,13 +78,7 @@ def read_track(storage: Storage, name: str) -> Track:
         DatasetError: the file is missing, is not an mp4, or is cut off inside its index. Packets may lie past its end.
         NotImplementedError: the file is sound, but its index does not tell its packets apart.
     """
-    with as_damage(
-        lambda error: DatasetError(f"damaged video {storage.locate(name)!r}: {error}. Fetch the file again.")
-    ):
-        with storage.open_file(name) as stream:
-            moov = read_box(stream, b"moov")
-        if moov is None:
-            raise ValueError("no index ('moov' box)")
+    with read_moov(storage, name) as moov:
         return _parse(moov)
 
 
@@ -103,7 +95,6 @@ def _parse(moov: bytes) -> Track:
     size = sample_sizes(table)
     shift, stop = read_edit(find_box(video, b"edts", b"elst"), timescale, box_timescale(need_box(moov, b"mvhd")))
     pts = sample_pts(table)
-    duration = sample_durations(table)
     if len(pts) != len(size):
         raise ValueError(f"its index has {len(pts)} times and {len(size)} packets")
     if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
@@ -111,8 +102,7 @@ def _parse(moov: bytes) -> Track:
     return Track(
         offset=sample_offsets(table, size),
         size=size,
-        dts=np.cumsum(duration) - duration,
-        duration=duration,
+        duration=sample_durations(table),
         pts=pts + shift,
         is_keyframe=sample_keyframes(table, len(size)),
         description=_description(video, table, timescale),
@@ -185,33 +175,21 @@ def write_mp4(stream: IO[bytes], clips: Sequence[TrackClip], frame_ticks: int) -
         _copy_packets(clip, stream)
 
 
-def clip_ticks(track: Track, start: int, stop: int, frame_ticks: int) -> int:
-    """Return how long the packets ``[start, stop)`` are shown."""
-    duration = track.duration[start:stop]
-    pts = track.pts[start:stop]
-    total = int(duration[:-1].sum()) + (int(duration[-1]) or frame_ticks)
-    # At least long enough to show every frame before the first one of the next clip.
-    return max(total, int(pts.max() - pts.min()) + 1)
-
-
 def _join(clips: Sequence[TrackClip], frame_ticks: int) -> _Samples:
-    size, duration, ahead, is_keyframe = [], [], [], []
+    parts = []
     for clip in clips:
         track, part = clip.track, slice(clip.start, clip.stop)
-        steps = track.duration[part].copy()
-        steps[-1] = clip_ticks(track, clip.start, clip.stop, frame_ticks) - int(steps[:-1].sum())
-        size.append(track.size[part])
-        duration.append(steps)
-        shown = track.pts[part] - track.pts[part].min()
-        ahead.append(shown - (track.dts[part] - track.dts[clip.start]))
-        is_keyframe.append(track.is_keyframe[part])
-    early = np.concatenate(ahead)
+        steps, shown = track.duration[part].copy(), track.pts[part] - track.pts[part].min()
+        # Long enough to show every frame before the first one of the next clip.
+        steps[-1] = max(int(steps[-1]) or frame_ticks, int(shown.max()) + 1 - int(steps[:-1].sum()))
+        parts.append((track.size[part], steps, shown - (np.cumsum(steps) - steps), track.is_keyframe[part]))
+    size, duration, early, is_keyframe = map(np.concatenate, zip(*parts, strict=True))
     edit_start = max(0, -int(early.min()))
     return _Samples(
-        size=np.concatenate(size),
-        duration=np.concatenate(duration),
+        size=size,
+        duration=duration,
         delay=early + edit_start,
-        is_keyframe=np.concatenate(is_keyframe),
+        is_keyframe=is_keyframe,
         counts=np.array([clip.stop - clip.start for clip in clips], dtype=np.int64),
         edit_start=edit_start,
     )

@@ -2,7 +2,7 @@
 
 ::
 
-    check      whether it can be done              spec, workspace
+    check      whether it can be done              plan, workspace
     encode     episodes -> clips, if asked         tasks
     scan       video indexes -> pieces             tasks
     plan       pieces, sizes -> files              pure
@@ -16,13 +16,12 @@ when a worker dies. An error in the data ends the run; finished files stay.
 
 import os
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -32,28 +31,21 @@ from raypipe.reshard.data import SourceEpisodes, open_source_episodes, read_colu
 from raypipe.reshard.meta import write_meta
 from raypipe.reshard.mp4 import Description
 from raypipe.reshard.plan import (
-    Columns,
     CopyJob,
     DataCopy,
     FilePlan,
     Piece,
+    ReshardSpec,
     VideoCopy,
+    check_choices,
     estimate_data_sizes,
     number_tasks,
     plan_data_files,
     plan_numbering,
     plan_video_files,
+    video_cameras,
 )
-from raypipe.reshard.spec import ReshardReport, ReshardSpec, check_choices, local_folder, video_cameras
-from raypipe.reshard.videos import (
-    EncodeUnit,
-    SourceFile,
-    choose_encodings,
-    clip_name,
-    encode_episodes,
-    scan_files,
-    write_video_file,
-)
+from raypipe.reshard.videos import choose_encodings, encode_episodes, list_source_files, scan_files, write_video_file
 from raypipe.reshard.workspace import (
     Workspace,
     check_finished,
@@ -75,6 +67,45 @@ _FRAMES_PER_ENCODING: Final = 2_000
 
 CopyUnit = TypeVar("CopyUnit")
 CopyResult = TypeVar("CopyResult")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardReport:
+    """What a resharded copy holds, and notes on it."""
+
+    root: str
+    out: Path
+    num_episodes: int
+    num_frames: int
+    num_excluded: int
+    num_data_files: int
+    num_video_files: int
+    size_bytes: int
+    num_kept_files: int
+    """Files that an earlier, interrupted run had already finished."""
+    was_complete: bool
+    """True if `out` already existed, made with the same arguments; then nothing was done."""
+    notes: tuple[str, ...]
+    """What was computed, taken over or left out, in words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self) | {"out": str(self.out), "notes": list(self.notes)}
+
+
+def report_lines(report: ReshardReport) -> list[str]:
+    """Return the report as lines for a person."""
+    held = f"{counted(report.num_episodes, 'episode')}, {counted(report.num_frames, 'frame')}"
+    if report.was_complete:
+        return [f"{report.out} is complete already: {held}"]
+    files = f"{counted(report.num_data_files, 'data file')} and {counted(report.num_video_files, 'video file')}"
+    lines = [f"wrote {held} to {report.out}: {files}, {report.size_bytes / 2**20:.1f} MB"]
+    if report.num_kept_files:
+        lines.append(
+            f"{counted(report.num_kept_files, 'file')} {either(report.num_kept_files, 'was', 'were')} there from an "
+            f"earlier run"
+        )
+    return [*lines, *(f"note: {note}" for note in report.notes)]
 
 
 def reshard_dataset(
@@ -106,7 +137,7 @@ def reshard_dataset(
     check_choices(meta, spec)
     cameras = video_cameras(meta, spec)
     size_of = list_sizes(meta.storage)
-    workspace = find_workspace(meta, spec, local_folder(out), size_of)
+    workspace = find_workspace(meta.storage, spec.to_json(), out, size_of)
     if is_finished(workspace):
         shutil.rmtree(workspace.folder, ignore_errors=True)
         return _report(workspace, meta, spec, workspace.out)
@@ -116,7 +147,7 @@ def reshard_dataset(
     with _telling_how_to_go_on(meta.root):
         job, source = _prepare(meta, spec, workspace, cameras)
         run = _Runner(on_ray=where == "ray", progress=progress)
-        with hold_workspace(workspace, meta, spec), running_ray() if run.on_ray else nullcontext():
+        with hold_workspace(workspace, meta.root), running_ray() if run.on_ray else nullcontext():
             files = _plan_files(job, size_of, run)
             num_kept = _write_files(job, files, run)
             _remove_stray(workspace, files)
@@ -173,6 +204,8 @@ def _prepare(
     source = open_source_episodes(meta, (*spec.drop_cameras, *columns.absent))
     changed = set() if numbering.is_same(meta) else {"episode_index", "index"}
     changed |= set() if tasks.is_same else {"task_index"}
+    known = [name for name in columns.names if name not in columns.undeclared]
+    vectors = [name for name in known if name not in meta.features or meta.features[name].kind == "vector"]
     job = CopyJob(
         meta=meta,
         spec=spec,
@@ -182,53 +215,26 @@ def _prepare(
         columns=columns,
         tasks=tasks,
         encodings=choose_encodings(meta, spec, numbering, cameras),
-        described=_described(meta, columns, changed, source.described),
+        described=tuple(name for name in vectors if name in changed or name not in source.described),
     )
     return job, source
-
-
-def _described(meta: DatasetMeta, columns: Columns, changed: set[str], described: frozenset[str]) -> tuple[str, ...]:
-    """Return the row features to compute statistics for: those without any, and those whose numbers change."""
-    vectors = [name for name in columns.names if name not in meta.features or meta.features[name].kind == "vector"]
-    known = [name for name in vectors if name not in columns.undeclared]
-    return tuple(name for name in known if name in changed or name not in described)
 
 
 def _plan_files(job: CopyJob, size_of: dict[str, int], run: _Runner) -> FilePlan:
     if job.encodings:
         group = np.cumsum(job.lengths) // _FRAMES_PER_ENCODING
         parts = np.split(job.numbering.rows, np.flatnonzero(np.diff(group)) + 1)
-        clips = [EncodeUnit(camera=camera, rows=tuple(rows.tolist())) for camera in job.encodings for rows in parts]
+        clips = [(camera, rows.tolist()) for camera in job.encodings for rows in parts]
         run("re-encode", encode_episodes, job, clips)
     videos: list[VideoCopy] = []
     for camera in job.cameras:
-        files = _source_files(job, camera)
+        files = list_source_files(job, camera)
         batches = [files[start : start + _FILES_PER_SCAN] for start in range(0, len(files), _FILES_PER_SCAN)]
         found = run(f"scan {camera}", scan_files, job, batches)
         pieces = _shared_descriptions(piece for batch in found for piece in batch)
         videos += plan_video_files(camera, pieces, job.spec.video_mb << 20)
     sizes = estimate_data_sizes(job.meta, job.numbering, size_of)
     return FilePlan(data=tuple(plan_data_files(sizes, job.spec.data_mb << 20)), videos=tuple(videos))
-
-
-def _source_files(job: CopyJob, camera: str) -> list[SourceFile]:
-    """Return the videos of a camera that hold kept episodes, each with all its episodes."""
-    meta = job.meta
-    if camera in job.encodings:
-        clips = open_storage(job.workspace.clips)
-        return [
-            SourceFile(storage=clips, name=clip_name(camera, row), camera=camera, rows=(row,), is_clip=True)
-            for row in job.numbering.rows.tolist()
-        ]
-    rows_of: dict[str, list[int]] = defaultdict(list)
-    for row in range(len(meta.episodes)):
-        rows_of[meta.video_file(row, camera)].append(row)
-    is_kept = job.numbering.is_kept
-    return [
-        SourceFile(storage=meta.storage, name=name, camera=camera, rows=tuple(rows))
-        for name, rows in rows_of.items()
-        if is_kept[rows].any()
-    ]
 
 
 def _shared_descriptions(pieces: Iterable[Piece]) -> list[Piece]:
@@ -321,8 +327,7 @@ def _check_cameras(copy: DatasetMeta, cameras: Sequence[str]) -> None:
     there = set(copy.storage.list_files("videos"))
     for camera in cameras:
         is_declared = camera in copy.episodes.videos
-        needed = {copy.video_file(row, camera) for row in range(len(copy.episodes))} if is_declared else set()
-        lost = sorted(needed - there)
+        lost = sorted(copy.rows_by_file(camera).keys() - there) if is_declared else []
         if lost or not is_declared:
             raise DatasetError(
                 f"the copy in {copy.root!r} lacks videos of the camera {camera!r}: "

@@ -14,7 +14,6 @@ A file without a plain index is kept whole. The times of an episode in ``meta/``
 sum of durations.
 """
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +24,26 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import (
+    FILES_PER_CHUNK,
     DatasetMeta,
     VideoIndex,
     episode_first_frame,
     first_frames,
     read_video_format,
-    read_video_index,
 )
 from raypipe.reshard.mp4 import Track, TrackClip, read_track, write_mp4
-from raypipe.reshard.plan import CopyJob, Encoding, Numbering, Piece, VideoCopy
-from raypipe.reshard.spec import RECORDER_GOP, SOURCE, ReshardSpec, check_size
+from raypipe.reshard.plan import (
+    RECORDER_GOP,
+    SOURCE,
+    CopyJob,
+    Encoding,
+    Numbering,
+    Piece,
+    ReshardSpec,
+    VideoCopy,
+    check_size,
+)
+from raypipe.reshard.workspace import check_finished
 from raypipe.storage import Storage, inside, open_storage
 from raypipe.text import counted
 
@@ -94,40 +103,30 @@ def _check_encoder(encoding: Encoding, camera: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodeUnit:
-    """Some episodes of one camera."""
-
-    camera: str
-    rows: tuple[int, ...]
-
-
-def clip_name(camera: str, row: int) -> str:
+def _clip_name(camera: str, row: int) -> str:
     """Return the name of a re-encoded episode in the clips folder."""
     return f"{camera}/{row:08d}.mp4"
 
 
-def encode_episodes(job: CopyJob, unit: EncodeUnit) -> None:
-    """Write the clips of some episodes, except those that already exist."""
+def encode_episodes(job: CopyJob, chosen: tuple[str, Sequence[int]]) -> None:
+    """Write the clips of some episodes of a camera, given by their rows, except those that already exist."""
     from raypipe.decode import VideoPool, open_writer
 
     meta, workspace = job.meta, job.workspace
+    camera, rows = chosen
+    coding = _coding(job.encodings[camera], meta.fps)
     videos = VideoPool(1)
-    for row in unit.rows:
-        target = inside(workspace.clips, clip_name(unit.camera, row))
+    for row in rows:
+        target = inside(workspace.clips, _clip_name(camera, row))
         if target.exists():
             continue
-        part = workspace.part_path(".mp4")
-        part.parent.mkdir(parents=True, exist_ok=True)
-        coding = _coding(job.encodings[unit.camera], meta.fps)
         with (
-            videos.lend(meta.storage, meta.video_file(row, unit.camera)) as video,
+            workspace.writing(target) as part,
+            videos.lend(meta.storage, meta.video_file(row, camera)) as video,
             open_writer(part, coding) as stream,
         ):
-            first = episode_first_frame(meta, row, unit.camera, video.index)
+            first = episode_first_frame(meta, row, camera, video.index)
             _encode(video, first, first + int(meta.episodes.length[row]), coding, stream)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(part, target)
 
 
 def _encode(video: "OpenVideo", first: int, stop: int, coding: "VideoCoding", stream: "FrameSink") -> None:
@@ -156,55 +155,63 @@ def _coding(encoding: Encoding, fps: float) -> "VideoCoding":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A video of the source and the episodes in it."""
+    """A video to copy packets of, and the episodes in it."""
 
     storage: Storage
     name: str
     camera: str
     rows: tuple[int, ...]
     """All rows of the episode table that name this file, those of excluded episodes too."""
-    is_clip: bool = False
-    """True for a video that reshard made of exactly one episode."""
+
+
+def list_source_files(job: CopyJob, camera: str) -> list[SourceFile]:
+    """Return the videos of a camera that hold kept episodes, each with all its episodes."""
+    meta = job.meta
+    if camera in job.encodings:
+        clips = open_storage(job.workspace.clips)
+        return [
+            SourceFile(storage=clips, name=_clip_name(camera, row), camera=camera, rows=(row,))
+            for row in job.numbering.rows.tolist()
+        ]
+    is_kept = job.numbering.is_kept
+    return [
+        SourceFile(storage=meta.storage, name=name, camera=camera, rows=tuple(rows))
+        for name, rows in meta.rows_by_file(camera).items()
+        if is_kept[rows].any()
+    ]
 
 
 def scan_files(job: CopyJob, files: Sequence[SourceFile]) -> list[Piece]:
-    """Return the pieces of the files that hold kept episodes, in file order; reads only the indexes.
-
-    Args:
-        files: each has at least one kept episode.
+    """Return the pieces of files that each hold a kept episode, in file order; reads only the indexes.
 
     Raises:
         DecodeError: a file lacks frames that a kept episode needs; names the episode.
     """
-    is_kept = job.numbering.is_kept
-    return [piece for file in files for piece in _scan_file(job.meta, file, is_kept)]
+    return [piece for file in files for piece in _scan_file(job, file)]
 
 
-def _scan_file(meta: DatasetMeta, file: SourceFile, is_kept: NDArray[np.bool_]) -> list[Piece]:
+def _scan_file(job: CopyJob, file: SourceFile) -> list[Piece]:
     try:
         track = read_track(file.storage, file.name)
     except NotImplementedError:
-        return [_whole_file(meta, file, is_kept)]
+        return [_whole_file(job, file)]
     order = np.argsort(track.pts, kind="stable")
     index = VideoIndex(track.pts[order] / track.description.timescale, track.is_keyframe[order])
-    firsts = _first_frames(meta, file, index, is_kept)
-    return _cut(file, track, order, _segments(meta, file, firsts, is_kept, len(track)))
+    return _cut(file, track, order, _segments(job, file, _first_frames(job, file, index), len(track)))
 
 
-def _first_frames(
-    meta: DatasetMeta, file: SourceFile, index: VideoIndex, is_kept: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    rows = np.array(file.rows)
+def _first_frames(job: CopyJob, file: SourceFile, index: VideoIndex) -> NDArray[np.int64]:
+    meta, rows = job.meta, np.array(file.rows)
     length = meta.episodes.length[rows]
-    if file.is_clip:
+    if file.camera in job.encodings:
         assert len(index) == length.sum(), f"{file.name} has {len(index)} frames, not {length}"
         return np.zeros(1, dtype=np.int64)
-    columns = meta.episodes.videos[file.camera]
+    is_kept = job.numbering.is_kept[rows]
     if not len(index):
-        episode_first_frame(meta, int(rows[is_kept[rows]][0]), file.camera, index)
-    found = first_frames(columns.from_timestamp[rows], length, index.pts_s)
+        episode_first_frame(meta, int(rows[is_kept][0]), file.camera, index)
+    found = first_frames(meta.episodes.videos[file.camera].from_timestamp[rows], length, index.pts_s)
     is_wrong = (~np.bool_(found.is_counted) & (found.drift_s > 0.5 / meta.fps)) | (found.frame + length > len(index))
-    for row in rows[is_wrong & is_kept[rows]]:
+    for row in rows[is_wrong & is_kept]:
         # Fails for the same reason on one episode, with an error that names it.
         episode_first_frame(meta, int(row), file.camera, index)
     return found.frame
@@ -221,16 +228,14 @@ class _Segment:
     is_kept: bool
 
 
-def _segments(
-    meta: DatasetMeta, file: SourceFile, firsts: NDArray[np.int64], is_kept: NDArray[np.bool_], num_frames: int
-) -> list[_Segment]:
+def _segments(job: CopyJob, file: SourceFile, firsts: NDArray[np.int64], num_frames: int) -> list[_Segment]:
     order = np.argsort(firsts, kind="stable")
-    segments = []
+    segments, is_kept = [], job.numbering.is_kept
     for position, place in enumerate(order.tolist()):
         row, first = file.rows[place], int(firsts[place])
         last = position + 1 == len(order)
         following = num_frames if last else int(firsts[order[position + 1]])
-        stop = max(following, min(first + int(meta.episodes.length[row]), num_frames))
+        stop = max(following, min(first + int(job.meta.episodes.length[row]), num_frames))
         segments.append(_Segment(row, first, first if position else 0, stop, bool(is_kept[row])))
     return segments
 
@@ -294,13 +299,13 @@ def _piece(file: SourceFile, track: Track, group: tuple[int, int, list[_Segment]
     )
 
 
-def _whole_file(meta: DatasetMeta, file: SourceFile, is_kept: NDArray[np.bool_]) -> Piece:
+def _whole_file(job: CopyJob, file: SourceFile) -> Piece:
     from raypipe.decode import OpenVideo
 
     index = OpenVideo(file.storage, file.name).index
-    firsts = _first_frames(meta, file, index, is_kept)
+    firsts, is_kept = _first_frames(job, file, index), job.numbering.is_kept
     rows = [(row, int(first)) for row, first in zip(file.rows, firsts, strict=True) if is_kept[row]]
-    excluded = sum(int(meta.episodes.length[row]) for row in file.rows if not is_kept[row])
+    excluded = sum(int(job.meta.episodes.length[row]) for row in file.rows if not is_kept[row])
     return Piece(
         storage=file.storage,
         name=file.name,
@@ -365,8 +370,8 @@ def _read_bounds(job: CopyJob, unit: VideoCopy) -> NDArray[np.float64]:
         pts_s = OpenVideo(storage, unit.path).index.pts_s
         end_s = float(pts_s[-1]) + 1 / job.meta.fps
     else:
-        pts_s = read_video_index(storage, unit.path).pts_s
         track = read_track(storage, unit.path)
+        pts_s = np.sort(track.pts) / track.description.timescale
         end_s = int(track.duration.sum()) / track.description.timescale
     if len(pts_s) != expected or np.any(np.diff(pts_s) <= 0):
         raise DatasetError(
@@ -375,3 +380,20 @@ def _read_bounds(job: CopyJob, unit: VideoCopy) -> NDArray[np.float64]:
             f"camera, as with --gop 2."
         )
     return np.append(pts_s, end_s)
+
+
+def video_columns(job: CopyJob, units: Sequence[VideoCopy]) -> dict[str, NDArray[Any]]:
+    """Return the columns of the episode table that say where episodes are in the written files."""
+    columns: dict[str, NDArray[Any]] = {}
+    for unit in units:
+        record = check_finished(job.workspace, unit.path)
+        numbers = job.numbering.new_number[np.array(record["rows"])]
+        chunk, file = divmod(unit.number, FILES_PER_CHUNK)
+        times = {"from_timestamp": record["from"], "to_timestamp": record["to"]}
+        for name, value in {"chunk_index": chunk, "file_index": file, **times}.items():
+            kind = np.float64 if name in times else np.int64
+            column = columns.setdefault(f"videos/{unit.camera}/{name}", np.full(len(job.numbering), -1, dtype=kind))
+            column[numbers] = value
+    for name, column in columns.items():
+        assert (column >= 0).all(), f"{name} of an episode was never written"
+    return columns

@@ -28,8 +28,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypipe.errors import ConfigError, DatasetError, ResumeError
-from raypipe.format import DatasetMeta
-from raypipe.reshard.spec import ReshardSpec
 from raypipe.storage import Storage, inside
 
 LAYOUT: Final = 2
@@ -50,6 +48,8 @@ class Workspace:
     out: Path
     folder: Path
     fingerprint: str
+    choices: dict[str, Any]
+    """The spec as plain values."""
 
     @property
     def dataset(self) -> Path:
@@ -61,23 +61,23 @@ class Workspace:
         """The re-encoded episodes, one video each, before they are joined."""
         return self.folder / "clips"
 
-    def part_path(self, suffix: str) -> Path:
-        """Return a new name for a file to be written."""
-        return self.folder / "parts" / f"{uuid.uuid4().hex}{suffix}"
+    @contextmanager
+    def writing(self, target: Path) -> Iterator[Path]:
+        """Yield the path of a new file, which gets the name `target` when the body ends without an error."""
+        target = inside(self.folder, target)
+        part = self.folder / "parts" / f"{uuid.uuid4().hex}{target.suffix}"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(part, target)
 
     def write_file(self, target: Path, write: Callable[[IO[bytes]], object]) -> int:
         """Write a file so that it appears whole or not at all, and return its size in bytes."""
-        target = inside(self.folder, target)
-        part = self.part_path(target.suffix)
-        part.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as stream:
+        with self.writing(target) as part, open(part, "wb") as stream:
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
-        size_bytes = part.stat().st_size
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(part, target)
-        return size_bytes
+            return os.fstat(stream.fileno()).st_size
 
     def write_bytes(self, target: Path, content: bytes) -> None:
         """Write a file of this content; see `write_file`."""
@@ -117,30 +117,44 @@ class Workspace:
         return record if record["size_bytes"] == file.stat().st_size else None
 
 
-def find_workspace(meta: DatasetMeta, spec: ReshardSpec, out: Path, size_of: Mapping[str, int]) -> Workspace:
+def find_workspace(
+    storage: Storage, choices: dict[str, Any], out: str | os.PathLike[str], size_of: Mapping[str, int]
+) -> Workspace:
     """Return the folder for the copy: a new one, or that of an interrupted run with the same arguments.
 
     Writes nothing.
 
     Args:
+        choices: the spec as plain values.
         size_of: the sizes of the source's files by name.
 
     Raises:
-        ConfigError: `out` is the source, is inside it or contains it, or already exists and is something else.
+        ConfigError: `out` is a URI, is the source, is inside it or contains it, or already exists and is something
+            else.
         ResumeError: next to `out` is an unfinished copy with other arguments, or of a source that has changed.
     """
-    _check_apart(meta.storage, out)
-    fingerprint = _fingerprint(meta.storage, spec, size_of)
+    text = os.fspath(out)
+    if not text or "://" in text:
+        raise ConfigError(
+            f"OUT is {text!r}; reshard writes to a local folder, which appears at once when it is complete. Write it "
+            f"to disk, then copy it to the store."
+        )
+    out = Path(os.path.abspath(os.path.expanduser(text)))
+    _check_apart(storage, out)
+    fingerprint = _fingerprint(storage, choices, size_of)
     folder = out.with_name(f"{out.name}.partial-{fingerprint[:12]}")
-    workspace = Workspace(out=out, folder=folder, fingerprint=fingerprint)
+    workspace = Workspace(out=out, folder=folder, fingerprint=fingerprint, choices=choices)
     if not is_finished(workspace):
-        _check_free(out)
-        _check_no_other(workspace, spec)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(
+                f"OUT {str(out)!r} is there already, and was not made by these arguments. Choose another folder."
+            )
+        _check_no_other(workspace)
     return workspace
 
 
 @contextmanager
-def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -> Iterator[None]:
+def hold_workspace(workspace: Workspace, root: str) -> Iterator[None]:
     """Create the folder of the unfinished copy, store the arguments in it, and keep other runs out of it.
 
     Raises:
@@ -155,8 +169,8 @@ def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -
             raise ResumeError(
                 f"another run of the same arguments is at work in {str(workspace.folder)!r}; wait for its end"
             ) from error
-        manifest = {"fingerprint": workspace.fingerprint, "root": meta.root, "spec": spec.to_json(), "layout": LAYOUT}
-        workspace.write_bytes(workspace.folder / "manifest.json", json.dumps(manifest, indent=2).encode())
+        told = {"fingerprint": workspace.fingerprint, "root": root, "spec": workspace.choices, "layout": LAYOUT}
+        workspace.write_bytes(workspace.folder / "manifest.json", json.dumps(told, indent=2).encode())
         (workspace.folder / _REFUSED).unlink(missing_ok=True)
         try:
             yield
@@ -199,9 +213,9 @@ def publish(workspace: Workspace) -> None:
     shutil.rmtree(workspace.folder, ignore_errors=True)
 
 
-def _fingerprint(storage: Storage, spec: ReshardSpec, size_of: Mapping[str, int]) -> str:
+def _fingerprint(storage: Storage, choices: dict[str, Any], size_of: Mapping[str, int]) -> str:
     """Return a hash of the arguments and of the source: names and sizes of its files, and its info.json."""
-    digest = hashlib.sha256(json.dumps([LAYOUT, storage.uri, spec.to_json()]).encode())
+    digest = hashlib.sha256(json.dumps([LAYOUT, storage.uri, choices]).encode())
     digest.update(storage.read_bytes("meta/info.json"))
     for name, size in sorted(size_of.items()):
         digest.update(f"{name}\0{size}\n".encode())
@@ -227,14 +241,7 @@ def _check_apart(storage: Storage, out: Path) -> None:
         )
 
 
-def _check_free(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"OUT {str(out)!r} is there already, and was not made by these arguments. Choose another folder."
-        )
-
-
-def _check_no_other(workspace: Workspace, spec: ReshardSpec) -> None:
+def _check_no_other(workspace: Workspace) -> None:
     out = workspace.out
     others = sorted(
         path
@@ -250,7 +257,7 @@ def _check_no_other(workspace: Workspace, spec: ReshardSpec) -> None:
     manifest = others[0] / "manifest.json"
     try:
         before = json.loads(manifest.read_bytes())
-        wanted = spec.to_json()
+        wanted = workspace.choices
         changed = {key: (value, wanted.get(key)) for key, value in before["spec"].items() if wanted.get(key) != value}
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ResumeError(

@@ -1,4 +1,4 @@
-"""Reads one data file once and checks its rows against the promises of ``meta/``.
+"""Reads one data file once and checks its rows against what ``meta/`` promises.
 
 First the reading, then the checks of frames: which exist, in which order, and when.
 """
@@ -14,16 +14,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.format import INDEX_FEATURES, Feature, one_line, open_parquet
+from raypipe.format import INDEX_COLUMNS, INDEX_FEATURES, BoundedParquet, one_line, open_parquet
 from raypipe.storage import is_transient, retry_transient
 from raypipe.text import counted, either, span_text
 from raypipe.validate.findings import Finding
-from raypipe.validate.outline import Promises
-from raypipe.validate.structure import DataUnit
+from raypipe.validate.outline import DataUnit, Outline, Unit
 from raypipe.validate.values import (
     MAX_FRAMES,
     EpisodeSummary,
-    FileResult,
     Segments,
     blame,
     check_stored_kind,
@@ -31,6 +29,19 @@ from raypipe.validate.values import (
     measure_feature,
     read_column,
 )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileResult:
+    """The result of checking one file."""
+
+    unit: Unit
+    findings: tuple[Finding, ...]
+    decoded_frames: int = 0
+    columns: tuple[str, ...] = ()
+    """All columns of a data file; empty if it cannot be read."""
+    summary: EpisodeSummary | None = None
+    """Of a data file whose rows can be read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +52,15 @@ class _File:
     columns: tuple[str, ...]
     group_rows: NDArray[np.int64]
     """The number of rows of each row group that could be read."""
-    lost: frozenset[int] = frozenset()
+    lost: frozenset[int]
     """Episodes of the row groups that cannot be read."""
-    failure: str = ""
+    failure: str
 
 
-def check_data_file(promises: Promises, unit: DataUnit) -> FileResult:
-    """Return the findings on one data file, and the summary of its episodes."""
+def check_data_file(outline: Outline, unit: DataUnit) -> FileResult:
+    """Return the findings on one data file, and the summary of its episodes; decodes its images if that is asked."""
     try:
-        file = retry_transient(lambda: _read_file(promises, unit.name))
+        file = retry_transient(lambda: _read_file(outline, unit.name))
     except (DatasetError, pa.ArrowException, OSError) as error:
         if is_transient(error):
             raise
@@ -65,37 +76,48 @@ def check_data_file(promises: Promises, unit: DataUnit) -> FileResult:
     doubled = sorted({name for name in file.columns if file.columns.count(name) > 1})
     if doubled:
         findings.append(unit.finding("column-doubled", f"the columns {doubled} stand there twice", unit.episodes))
-    summary = None
-    episode = _episode_numbers(promises, here, file.table, findings)
+    summary, num_decoded = None, 0
+    episode = _episode_numbers(here, file.table, findings)
     if episode is not None and not len(episode):
-        findings += check_frames(here, promises, find_segments(episode, None), None)
+        findings += _check_frames(here, outline, find_segments(episode, None), None)
     elif episode is not None:
-        summary = _check_rows(promises, here, file, episode, findings)
-    return FileResult(unit=unit, findings=tuple(findings), columns=file.columns, summary=summary)
+        summary = _check_rows(outline, here, file, episode, findings)
+    if outline.is_deep and file.columns:
+        from raypipe.validate.deep import decode_images
+
+        found, num_decoded = decode_images(outline, unit)
+        findings += found
+    return FileResult(
+        unit=unit, findings=tuple(findings), decoded_frames=num_decoded, columns=file.columns, summary=summary
+    )
 
 
-def _read_file(promises: Promises, name: str) -> _File:
-    """Return the columns of numbers of a data file, without reading texts and images."""
-    meta = promises.meta
+def _read_file(outline: Outline, name: str) -> _File:
+    """Return the columns of numbers of a data file, without reading texts and images; as far as they can be read."""
+    meta = outline.meta
     wanted = {feature.name for feature in meta.features.values() if feature.kind == "vector"} | set(INDEX_FEATURES)
     with open_parquet(meta.storage, name) as parquet:
         # All files have the same column names: interning keeps one copy.
         columns = tuple(map(sys.intern, parquet.schema_arrow.names))
         chosen = [column for column in columns if column in wanted and columns.count(column) == 1]
-        groups = list(range(parquet.metadata.num_row_groups))
+        groups, lost, failure = list(range(parquet.metadata.num_row_groups)), frozenset[int](), ""
         try:
             table = parquet.read_row_groups(groups, columns=chosen, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             if is_transient(error):
                 raise
-            return _read_readable(promises, parquet, chosen, one_line(error))
-        return _File(table, columns, _group_rows(parquet.metadata, groups))
+            table, groups, lost = _read_readable(outline, parquet, chosen)
+            failure = one_line(error)
+        counts = [parquet.metadata.row_group(group).num_rows for group in groups]
+        return _File(table, columns, np.array(counts, np.int64), lost, failure)
 
 
-def _read_readable(promises: Promises, parquet: pq.ParquetFile, chosen: list[str], failure: str) -> _File:
-    """Return the readable row groups of a damaged file, and the episodes in the other ones."""
+def _read_readable(
+    outline: Outline, parquet: BoundedParquet, chosen: list[str]
+) -> tuple[pa.Table, list[int], frozenset[int]]:
+    """Return the readable rows of a damaged file, their row groups, and the episodes in the other row groups."""
     parts, groups, lost = [parquet.schema_arrow.empty_table().select(chosen)], [], set()
-    numbers = promises.meta.episodes.episode_index
+    numbers = outline.meta.episodes.episode_index
     low, high = parquet.episode_bounds
     for group in range(parquet.metadata.num_row_groups):
         try:
@@ -103,27 +125,14 @@ def _read_readable(promises: Promises, parquet: pq.ParquetFile, chosen: list[str
             groups.append(group)
         except (pa.ArrowException, OSError):
             lost |= set(numbers[(numbers >= low[group]) & (numbers <= high[group])].tolist())
-    columns = tuple(parquet.schema_arrow.names)
-    return _File(pa.concat_tables(parts), columns, _group_rows(parquet.metadata, groups), frozenset(lost), failure)
+    return pa.concat_tables(parts), groups, frozenset(lost)
 
 
-def _group_rows(metadata: pq.FileMetaData, groups: list[int]) -> NDArray[np.int64]:
-    return np.array([metadata.row_group(group).num_rows for group in groups], dtype=np.int64)
-
-
-def _feature(promises: Promises, name: str) -> Feature:
-    if name in INDEX_FEATURES:
-        return Feature(name=name, kind="vector", dtype=INDEX_FEATURES[name], shape=(1,))
-    return promises.meta.features[name]
-
-
-def _episode_numbers(
-    promises: Promises, unit: DataUnit, table: pa.Table, findings: list[Finding]
-) -> NDArray[np.int64] | None:
+def _episode_numbers(unit: DataUnit, table: pa.Table, findings: list[Finding]) -> NDArray[np.int64] | None:
     """Return the episode of every row; None if the file does not tell."""
     kind, message = "episode-column", f"{len(table)} rows of {len(unit.rows)} episodes"
     if "episode_index" in table.column_names:
-        values = read_column(table, _feature(promises, "episode_index"), unit)
+        values = read_column(table, INDEX_COLUMNS["episode_index"], unit)
         if not isinstance(values, Finding):
             return values.astype(np.int64)
         kind, message = values.kind, values.message
@@ -134,29 +143,28 @@ def _episode_numbers(
 
 
 def _check_rows(
-    promises: Promises, unit: DataUnit, file: _File, episode: NDArray[np.int64], findings: list[Finding]
+    outline: Outline, unit: DataUnit, file: _File, episode: NDArray[np.int64], findings: list[Finding]
 ) -> EpisodeSummary:
-    values = _read_values(promises, unit, file.table, episode, findings)
+    values = _read_values(outline, unit, file.table, episode, findings)
     segments = find_segments(episode, values.get("frame_index"))
     if not segments.is_in_order:
         values = {name: column[segments.order] for name, column in values.items()}
-    if promises.meta.is_packed:
+    if outline.meta.is_packed:
         findings += _check_row_groups(unit, file.group_rows, episode)
-    findings += check_frames(unit, promises, segments, values.get("frame_index"))
-    num_frames, is_sound = count_frames(segments, values.get("frame_index"))
-    findings += _check_steps(unit, segments, values, is_sound)
+    findings += _check_frames(unit, outline, segments, values.get("frame_index"))
+    findings += _check_steps(unit, segments, values)
     if "task_index" in values:
-        findings += check_tasks(unit, promises, segments, values["task_index"])
-    return _summarise(promises, unit, values, segments, (num_frames, is_sound), findings)
+        findings += _check_tasks(unit, outline, segments, values["task_index"])
+    return _summarise(outline, unit, values, segments, findings)
 
 
 def _read_values(
-    promises: Promises, unit: DataUnit, table: pa.Table, episode: NDArray[np.int64], findings: list[Finding]
+    outline: Outline, unit: DataUnit, table: pa.Table, episode: NDArray[np.int64], findings: list[Finding]
 ) -> dict[str, NDArray[Any]]:
     """Return the columns that the pipeline can read, in the order of the file."""
     values: dict[str, NDArray[Any]] = {}
     for name in table.column_names:
-        feature = _feature(promises, name)
+        feature = INDEX_COLUMNS.get(name) or outline.meta.features[name]
         column = read_column(table, feature, unit)
         if isinstance(column, Finding):
             findings.append(blame(column, table, feature, unit, episode))
@@ -181,85 +189,68 @@ def _check_row_groups(unit: DataUnit, group_rows: NDArray[np.int64], episode: ND
 
 
 def _summarise(
-    promises: Promises,
-    unit: DataUnit,
-    values: Mapping[str, NDArray[Any]],
-    segments: Segments,
-    frames: tuple[NDArray[np.int64], NDArray[np.bool_]],
-    findings: list[Finding],
+    outline: Outline, unit: DataUnit, values: Mapping[str, NDArray[Any]], segments: Segments, findings: list[Finding]
 ) -> EpisodeSummary:
     moments = {}
     for name in values:
         if name not in INDEX_FEATURES or name == "timestamp":
-            moments[name], found = measure_feature(values[name], _feature(promises, name), segments, unit)
+            feature = INDEX_COLUMNS.get(name) or outline.meta.features[name]
+            moments[name], found = measure_feature(values[name], feature, segments, unit)
             findings += found
     offset, drift, step = (np.full(len(segments.numbers), np.nan) for _ in range(3))
     if moments.pop("timestamp", None) is not None:
-        offset, drift, step = measure_timestamps(segments, values["timestamp"], promises.meta.fps)
+        offset, drift, step = _measure_timestamps(segments, values["timestamp"], outline.meta.fps)
     first = values["index"][segments.starts] if "index" in values else np.full(len(segments.numbers), -1)
     summary = EpisodeSummary(
         episode_index=segments.numbers,
-        num_frames=frames[0],
+        num_frames=segments.num_frames,
         first_index=first.astype(np.int64),
-        is_sound=frames[1],
+        is_sound=segments.is_sound,
         offset_s=offset,
         drift_s=drift,
         step_s=step,
         digest=digest_episodes(values, moments, segments),
         moments=moments,
     )
-    if not promises.has_episodes:
+    if not outline.has_episodes:
         return summary
     # The episode table may place an episode elsewhere.
     return summary.take(np.isin(segments.numbers, np.array(unit.episodes, np.int64)))
 
 
 def find_segments(episode: NDArray[np.int64], frame: NDArray[np.int64] | None) -> Segments:
-    """Return the episodes of a file as runs of its rows, ordered by episode and frame."""
-    count = len(episode)
-    order = np.arange(count)
-    keys = (episode,) if frame is None else (frame, episode)
-    is_sorted = bool(np.all(np.diff(episode) >= 0))
-    if is_sorted and frame is not None:
-        is_sorted = bool(np.all((np.diff(frame) > 0) | (np.diff(episode) > 0)))
-    if not is_sorted:
-        order = np.lexsort(keys)
+    """Return the episodes of a file as runs of its rows, ordered by episode and frame; None: no ``frame_index``."""
+    order = np.lexsort((episode,) if frame is None else (frame, episode)).astype(np.int64)
     ordered = episode[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if count else np.zeros(0, np.int64)
-    counts = np.diff(np.concatenate([starts, [count]])).astype(np.int64)
-    return Segments(ordered[starts], starts.astype(np.int64), counts, order.astype(np.int64))
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1)).astype(np.int64)
+    counts = np.diff(starts, append=len(ordered))
+    num_frames, is_sound = counts.copy(), np.ones(len(counts), np.bool_)
+    segments = Segments(ordered[starts], starts, counts, order, num_frames, is_sound)
+    if frame is not None and len(frame):
+        frame = frame[order]
+        is_sound &= np.logical_and.reduceat(frame == np.arange(len(frame)) - np.repeat(starts, counts), starts)
+        for position in np.flatnonzero(~is_sound):
+            num_frames[position] = len(np.unique(segments.of(frame, position)))
+    return segments
 
 
-def count_frames(segments: Segments, frame: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the number of distinct frames of every episode, and whether they count 0, 1, 2, ... each once."""
-    num_frames = segments.counts.copy()
-    is_sound = np.ones(len(num_frames), np.bool_)
-    if frame is None or not len(frame):
-        return num_frames, is_sound
-    expected = np.arange(len(frame)) - np.repeat(segments.starts, segments.counts)
-    is_sound = np.logical_and.reduceat(frame == expected, segments.starts)
-    for position in np.flatnonzero(~is_sound):
-        num_frames[position] = len(np.unique(segments.of(frame, position)))
-    return num_frames, is_sound
-
-
-def check_frames(
-    unit: DataUnit, promises: Promises, segments: Segments, frame: NDArray[np.int64] | None
+def _check_frames(
+    unit: DataUnit, outline: Outline, segments: Segments, frame: NDArray[np.int64] | None
 ) -> list[Finding]:
     """Return findings on the rows of the episodes: too few, too many, doubled, out of order, or of no episode."""
-    num_frames, is_sound = count_frames(segments, frame)
-    findings = _check_order(unit, segments, is_sound)
-    promised = dict(zip(unit.episodes, promises.meta.episodes.length[list(unit.rows)].tolist(), strict=True))
+    findings = _check_order(unit, segments)
+    promised = dict(zip(unit.episodes, outline.meta.episodes.length[list(unit.rows)].tolist(), strict=True))
     for position, number in enumerate(segments.numbers.tolist()):
         count = int(segments.counts[position])
-        if promises.has_episodes and number not in promised:
-            findings.append(_stray(unit, promises, number, count))
+        if outline.has_episodes and number not in promised:
+            findings.append(_stray(unit, outline, number, count))
             continue
-        length = promised.get(number, int(num_frames[position]))
-        if is_sound[position] and count == length:
+        num_frames = int(segments.num_frames[position])
+        length = promised.get(number, num_frames)
+        if segments.is_sound[position] and count == length:
             continue
         rows = np.zeros(0, np.int64) if frame is None else segments.of(frame, position)
-        found = _check_episode(rows, int(num_frames[position]), count, length)
+        found = _check_episode(rows, num_frames, count, length)
         if found:
             kind, message, frames = found
             findings.append(unit.finding(kind, message, (number,), frames))
@@ -274,11 +265,7 @@ def check_frames(
 def _check_episode(
     frame: NDArray[np.int64], num_frames: int, count: int, length: int
 ) -> tuple[str, str, tuple[int, ...]] | None:
-    """Return kind, message and frames of the problem with one episode's frame numbers.
-
-    Args:
-        frame: the ``frame_index`` of its rows, ascending; empty if there is no such column.
-    """
+    """Return kind, message and frames of the problem with an episode; `frame` ascends; empty: no column."""
     doubled = np.unique(frame[1:][np.diff(frame) == 0])
     if len(doubled):
         message = (
@@ -301,20 +288,20 @@ def _check_episode(
     return None
 
 
-def _stray(unit: DataUnit, promises: Promises, number: int, count: int) -> Finding:
-    episodes, rows = promises.meta.episodes, counted(count, "row")
+def _stray(unit: DataUnit, outline: Outline, number: int, count: int) -> Finding:
+    episodes, rows = outline.meta.episodes, counted(count, "row")
     row = int(np.searchsorted(episodes.episode_index, number))
     if row < len(episodes) and episodes.episode_index[row] == number:
-        elsewhere = promises.meta.data_file(row)
+        elsewhere = outline.meta.data_file(row)
         return unit.finding("rows-misplaced", f"{rows}; the episode table places it in {elsewhere!r}", (number,))
     return unit.finding("rows-orphaned", f"{rows} of episode {number}, which the episode table lacks", (number,))
 
 
-def _check_order(unit: DataUnit, segments: Segments, is_sound: NDArray[np.bool_]) -> list[Finding]:
+def _check_order(unit: DataUnit, segments: Segments) -> list[Finding]:
     if segments.is_in_order:
         return []
     findings = []
-    for position in np.flatnonzero(is_sound):
+    for position in np.flatnonzero(segments.is_sound):
         rows = segments.of(segments.order, position)
         if np.any(np.diff(rows) != 1):
             message = f"its rows are rows {rows.min()} to {rows.max()} of the file, not in the order of the frames"
@@ -322,9 +309,7 @@ def _check_order(unit: DataUnit, segments: Segments, is_sound: NDArray[np.bool_]
     return findings
 
 
-def _check_steps(
-    unit: DataUnit, segments: Segments, values: Mapping[str, NDArray[Any]], is_sound: NDArray[np.bool_]
-) -> list[Finding]:
+def _check_steps(unit: DataUnit, segments: Segments, values: Mapping[str, NDArray[Any]]) -> list[Finding]:
     """Return the episodes whose ``index`` does not go up by one, or whose timestamps do not go up, with every frame."""
     findings = []
     for name in [name for name in ("index", "timestamp") if name in values]:
@@ -332,7 +317,7 @@ def _check_steps(
         wrong = np.append(step != 1 if name == "index" else step <= 0, False)
         # `raypipe.validate.whole` judges the step into the next episode.
         wrong[segments.starts[1:] - 1] = False
-        for position in np.flatnonzero(np.logical_or.reduceat(wrong, segments.starts) & is_sound):
+        for position in np.flatnonzero(np.logical_or.reduceat(wrong, segments.starts) & segments.is_sound):
             frame = int(np.flatnonzero(segments.of(wrong, position))[0]) + 1
             before, after = segments.of(values[name], position)[frame - 1 : frame + 1]
             if name == "index":
@@ -344,15 +329,15 @@ def _check_steps(
     return findings
 
 
-def check_tasks(unit: DataUnit, promises: Promises, segments: Segments, task_index: NDArray[np.int64]) -> list[Finding]:
+def _check_tasks(unit: DataUnit, outline: Outline, segments: Segments, task_index: NDArray[np.int64]) -> list[Finding]:
     """Return findings on episodes whose ``task_index`` is not a task, or not one that the episode table lists for them.
 
     Empty if the dataset has no tasks.
     """
-    tasks = promises.meta.tasks
-    if not promises.has_tasks or not len(tasks):
+    tasks = outline.meta.tasks
+    if not outline.has_tasks or not len(tasks):
         return []
-    in_table = promises.meta.episodes.tasks.take(list(unit.rows)).to_pylist() if unit.rows else []
+    in_table = outline.meta.episodes.tasks.take(list(unit.rows)).to_pylist() if unit.rows else []
     listed = dict(zip(unit.episodes, map(tasks.named, in_table), strict=True))
     is_unknown = ~np.isin(task_index, np.fromiter(tasks.texts, np.int64))
     findings = []
@@ -377,7 +362,7 @@ def _check_episode_tasks(
         )
         return "task-unresolved", message, unknown
     others = [task for task in np.unique(rows).tolist() if known[task] not in listed]
-    # A table that lists nothing contradicts nothing. Texts that are no task get a finding in `structure`.
+    # A table that lists nothing contradicts nothing. Texts that are no task get a finding in `outline`.
     if not others or not listed or not listed <= set(known.values()):
         return None
     frames = np.flatnonzero(rows == others[0])
@@ -388,7 +373,7 @@ def _check_episode_tasks(
     return "task-mismatch", message, frames
 
 
-def measure_timestamps(
+def _measure_timestamps(
     segments: Segments, timestamp: NDArray[Any], fps: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return each episode's first timestamp, its largest drift from there (signed), and its median step."""

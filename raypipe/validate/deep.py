@@ -24,8 +24,7 @@ from raypipe.format import DepthCodes, Feature, episode_first_frame, one_line, o
 from raypipe.storage import Storage
 from raypipe.text import counted, echo, frames_text
 from raypipe.validate.findings import Finding
-from raypipe.validate.outline import Promises
-from raypipe.validate.structure import DataUnit, Unit, VideoUnit
+from raypipe.validate.outline import DataUnit, Outline, Unit, VideoUnit
 from raypipe.validate.video import Container, VideoSpans
 
 if TYPE_CHECKING:
@@ -51,12 +50,12 @@ _COMPLAINT: Final = re.compile(
 
 
 def decode_video(
-    promises: Promises, unit: VideoUnit, container: Container, spans: VideoSpans
+    outline: Outline, unit: VideoUnit, container: Container, spans: VideoSpans
 ) -> tuple[list[Finding], int]:
     """Return the findings on a video that does not decode without errors, and how many frames were decoded."""
     from raypipe.decode import why_undecodable
 
-    meta = promises.meta
+    meta = outline.meta
     feature = meta.features[unit.camera]
     if why := why_undecodable(feature):
         return [unit.finding("camera-undecodable", why)], 0
@@ -68,7 +67,7 @@ def decode_video(
     if said:
         return [unit.finding("video-damaged", f"on opening it: {said}", unit.episodes)], 0
     if container.index is None:
-        return _check_unindexed(promises, unit, reader)
+        return _check_unindexed(outline, unit, reader)
     return _decode_spans(unit, reader, spans)
 
 
@@ -97,20 +96,20 @@ def _black(unit: Unit, num_frames: int, episode: int, frames: tuple[int, ...] = 
     return unit.finding("camera-black", f"{which} black", (episode,), frames, camera)
 
 
-def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> tuple[list[Finding], int]:
+def _check_unindexed(outline: Outline, unit: VideoUnit, reader: "_Reader") -> tuple[list[Finding], int]:
     """Check a video whose frames were counted by decoding it on opening."""
     findings, first = [], {}
     for row, number in zip(unit.rows, unit.episodes, strict=True):
         try:
-            first[row] = episode_first_frame(promises.meta, row, unit.camera, reader.video.index)
+            first[row] = episode_first_frame(outline.meta, row, unit.camera, reader.video.index)
         except DatasetError as error:
             findings.append(unit.finding("video-short", one_line(error), (number,)))
     rows = np.array(list(first), np.int64)
     spans = VideoSpans(
         rows=rows,
-        episodes=promises.meta.episodes.episode_index[rows],
+        episodes=outline.meta.episodes.episode_index[rows],
         first=np.array(list(first.values()), np.int64),
-        length=promises.meta.episodes.length[rows],
+        length=outline.meta.episodes.length[rows],
         drift_s=np.zeros(len(rows)),
         is_counted=False,
         is_there=np.ones(len(rows), np.bool_),
@@ -226,13 +225,13 @@ def _read_av_log(lines: list[str]) -> Iterator[None]:
     lines += [text.strip() for _, _, text in heard if _COMPLAINT.search(text)]
 
 
-def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], int]:
+def decode_images(outline: Outline, unit: DataUnit) -> tuple[list[Finding], int]:
     """Return the findings on the images of a data file, and how many images were decoded."""
     findings: list[Finding] = []
     decoded: Counter[tuple[int, str]] = Counter()
     not_black: set[tuple[int, str]] = set()
     try:
-        for episode, feature, stored in _stored_images(promises, unit):
+        for episode, feature, stored in _stored_images(outline, unit):
             key = (episode, feature.name)
             said, is_lit = _look(stored, feature, episode)
             if said:
@@ -261,9 +260,9 @@ def _look(stored: Any, feature: Feature, episode: int) -> tuple[str, bool]:
     return "", float(pixels.nan_to_num().max()) > (0 if feature.is_depth else _BLACK)
 
 
-def _stored_images(promises: Promises, unit: DataUnit) -> Iterator[tuple[int, Feature, Any]]:
+def _stored_images(outline: Outline, unit: DataUnit) -> Iterator[tuple[int, Feature, Any]]:
     """Yield the images in the rows of a data file, with their episode and camera."""
-    meta = promises.meta
+    meta = outline.meta
     cameras = [meta.features[name] for name in meta.cameras if meta.features[name].kind == "image"]
     with (
         as_damage(lambda error: DatasetError(f"its images cannot be read: {one_line(error)}")),

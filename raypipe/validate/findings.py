@@ -380,11 +380,7 @@ def count_severities(findings: Iterable[Finding]) -> dict[Severity, int]:
 
 
 def make_finding(kind: str, message: str, place: Place, *, severity: Severity | None = None) -> Finding:
-    """Return a finding with the severity and the remedy of its kind.
-
-    Args:
-        severity: replaces the kind's severity if this case is better or worse than usual.
-    """
+    """Return a finding with the remedy of its kind, and its severity if this case is not better or worse than usual."""
     known = KINDS[kind]
     return Finding(kind=kind, severity=severity or known.severity, place=place, message=message, remedy=known.remedy)
 
@@ -396,5 +392,4 @@ def worst_first(findings: list[Finding], root: str) -> tuple[Finding, ...]:
         place = found.place
         return -_EXIT_CODES[found.severity], found.kind, place.feature, place.episodes, place.file, found.message
 
-    ordered = sorted(findings, key=key)
-    return tuple(replace(found, remedy=found.remedy.replace("ROOT", root)) for found in ordered)
+    return tuple(replace(one, remedy=one.remedy.replace("ROOT", root)) for one in sorted(findings, key=key))

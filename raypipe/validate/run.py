@@ -16,24 +16,21 @@ in the file may change, and the files should be sound all the same.
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 # The door, which loads the room on use: the tasks that check files have no use for it.
 from raypipe import mixture as mixtures
 from raypipe.errors import ConfigError, RaypipeError, suggest
-from raypipe.format import DatasetMeta, one_line
+from raypipe.format import one_line
 from raypipe.storage import open_root
 from raypipe.text import count_bar
-from raypipe.validate.data import check_data_file
+from raypipe.validate.data import FileResult, check_data_file
 from raypipe.validate.findings import Counts, Finding, MixtureReport, Place, Report, Severity, make_finding, worst_first
-from raypipe.validate.outline import Outline, Promises, read_outline, read_promises
-from raypipe.validate.structure import DataUnit, Unit, check_structure, plan_units
-from raypipe.validate.tasks import run_tasks, running_ray
-from raypipe.validate.values import FileResult
+from raypipe.validate.outline import DataUnit, Outline, Unit, check_structure, plan_units, read_outline, read_stored
 from raypipe.validate.video import check_video_file
 from raypipe.validate.whole import check_whole
 
@@ -73,14 +70,15 @@ def validate_dataset(
     check_where(where)
     started = time.monotonic()
     outline = read_outline(open_root(root))
-    promises = read_promises(outline, is_deep=deep)
-    units, findings = plan_units(outline)
-    findings += [*promises.findings, *check_structure(outline)]
-    on_ray = where == "ray" or (where == "auto" and not is_small(promises.meta.num_frames, len(units), deep))
+    stored, findings = read_stored(outline)
+    outline = replace(outline, is_deep=deep, stored=stored)
+    units, lacking = plan_units(outline)
+    findings += [*lacking, *check_structure(outline)]
+    on_ray = where == "ray" or (where == "auto" and not is_small(outline.meta.num_frames, len(units), deep))
     with count_bar(title, len(units), is_on=progress) as advance:
-        results = _run_units(promises, units, advance, on_ray=on_ray)
+        results = _run_units(outline, units, advance, on_ray=on_ray)
     data = [result for result in results if isinstance(result.unit, DataUnit)]
-    found, summary = check_whole(promises, data, outline.files)
+    found, summary = check_whole(outline, data)
     findings += [*(finding for result in results for finding in result.findings), *found]
     return Report(
         root=outline.meta.root,
@@ -102,10 +100,11 @@ def validate_dataset(
 
 def check_rows(outline: Outline) -> tuple[Finding, ...]:
     """Return the findings of `validate_dataset` on the rows of a dataset; reads every data file, in this process."""
-    promises = read_promises(outline, is_deep=False)
-    data = [check_data_file(promises, unit) for unit in plan_units(outline)[0] if isinstance(unit, DataUnit)]
-    findings = [*promises.findings, *(finding for result in data for finding in result.findings)]
-    return worst_first([*findings, *check_whole(promises, data, outline.files)[0]], outline.meta.root)
+    stored, findings = read_stored(outline)
+    outline = replace(outline, stored=stored)
+    data = [check_data_file(outline, unit) for unit in plan_units(outline)[0] if isinstance(unit, DataUnit)]
+    findings += [*(finding for result in data for finding in result.findings), *check_whole(outline, data)[0]]
+    return worst_first(findings, outline.meta.root)
 
 
 def check_where(where: str) -> None:
@@ -119,27 +118,21 @@ def is_small(num_frames: int, num_files: int, deep: bool) -> bool:
     return num_files <= _SMALL_FILES and num_frames <= _SMALL_FRAMES[deep]
 
 
-def check_unit(promises: Promises, unit: Unit) -> FileResult:
-    """Return the result of checking one file."""
-    if not isinstance(unit, DataUnit):
-        return check_video_file(promises, unit)
-    result = check_data_file(promises, unit)
-    if not promises.is_deep or not result.columns:
-        return result
-    from raypipe.validate.deep import decode_images
-
-    found, num_decoded = decode_images(promises, unit)
-    return replace(result, findings=(*result.findings, *found), decoded_frames=num_decoded)
+def _check_units(outline: Outline, units: Sequence[Unit]) -> list[FileResult]:
+    return [
+        check_data_file(outline, unit) if isinstance(unit, DataUnit) else check_video_file(outline, unit)
+        for unit in units
+    ]
 
 
-def _pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
+def _pack_units(outline: Outline, units: Sequence[Unit]) -> list[list[Unit]]:
     """Return the units packed into tasks; a video to decode is a task of its own, since it may crash."""
     tasks: list[list[Unit]] = []
     frames, kind = 0, ""
     for unit in units:
         is_video = not isinstance(unit, DataUnit)
-        count = int(promises.meta.episodes.length[list(unit.rows)].sum()) if not is_video else 0
-        is_alone = is_video and promises.is_deep
+        count = int(outline.meta.episodes.length[list(unit.rows)].sum()) if not is_video else 0
+        is_alone = is_video and outline.is_deep
         is_full = frames + count > _TASK_FRAMES or (tasks and len(tasks[-1]) >= _TASK_FILES)
         if not tasks or is_alone or is_full or kind != type(unit).__name__:
             tasks.append([])
@@ -149,33 +142,28 @@ def _pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
     return tasks
 
 
-def _check_units(promises: Promises, units: Sequence[Unit]) -> list[FileResult]:
-    return [check_unit(promises, unit) for unit in units]
-
-
-def _run_units(promises: Promises, units: Sequence[Unit], advance: Advance, *, on_ray: bool) -> list[FileResult]:
+def _run_units(outline: Outline, units: Sequence[Unit], advance: Advance, *, on_ray: bool) -> list[FileResult]:
     """Return the results of the units, in the order of completion."""
     results: list[FileResult] = []
 
     def run_alone(chosen: list[Unit], error: Exception) -> list[list[Unit]]:
         if len(chosen) > 1:
             return [[unit] for unit in chosen]
-        results.append(_crashed(chosen[0], error))
+        (unit,) = chosen
+        if isinstance(unit, DataUnit):
+            raise error
+        message = "two processes died while they decoded it, and nothing else"
+        results.append(FileResult(unit=unit, findings=(unit.finding("video-crash", message, unit.episodes),)))
         advance(1)
         return []
 
-    tasks = _pack_units(promises, units) if on_ray else [[unit] for unit in units]
-    for chosen, found in run_tasks(_check_units, promises, tasks, on_ray=on_ray, on_crash=run_alone):
+    tasks = _pack_units(outline, units) if on_ray else [[unit] for unit in units]
+    # A task has no use for the list of all files.
+    sent = replace(outline, files=())
+    for chosen, found in run_tasks(_check_units, sent, tasks, on_ray=on_ray, on_crash=run_alone):
         results += found
         advance(len(chosen))
     return results
-
-
-def _crashed(unit: Unit, error: Exception) -> FileResult:
-    if isinstance(unit, DataUnit):
-        raise error
-    message = "two processes died while they decoded it, and nothing else"
-    return FileResult(unit=unit, findings=(unit.finding("video-crash", message, unit.episodes),))
 
 
 def validate_mixture(
@@ -281,12 +269,102 @@ def _validate_all(members: Sequence["MemberSpec"], options: dict[str, Any]) -> t
 
 def _are_small(datasets: Sequence["Dataset"], *, deep: bool) -> bool:
     """Return whether the datasets together are as small as one small dataset."""
-    frames = sum(dataset.meta.num_frames for dataset in datasets)
-    # Count files last: that takes a while if there are many.
-    return is_small(frames, 0, deep) and is_small(frames, sum(_count_files(one.meta) for one in datasets), deep)
+    metas = [dataset.meta for dataset in datasets]
+    frames = sum(meta.num_frames for meta in metas)
+    if not is_small(frames, 0, deep):
+        return False
+    # Counting takes a while if there are many.
+    num_files = sum(len(meta.rows_by_file(camera)) for meta in metas for camera in ("", *meta.episodes.videos))
+    return is_small(frames, num_files, deep)
 
 
-def _count_files(meta: DatasetMeta) -> int:
-    rows = range(len(meta.episodes))
-    videos = {meta.video_file(row, camera) for camera in meta.episodes.videos for row in rows}
-    return len({meta.data_file(row) for row in rows} | videos)
+Shared = TypeVar("Shared")
+Work = TypeVar("Work")
+Made = TypeVar("Made")
+
+_IN_FLIGHT_PER_CPU: Final = 2
+"""One task runs and one waits, so that no CPU waits for the driver."""
+
+
+def run_tasks(
+    work: Callable[[Shared, Work], Made],
+    shared: Shared,
+    tasks: Sequence[Work],
+    *,
+    on_ray: bool,
+    on_crash: Callable[[Work, Exception], list[Work]] | None = None,
+) -> Iterator[tuple[Work, Made]]:
+    """Yield each task with ``work(shared, task)``: in order in this process, and as they end on Ray.
+
+    The error of a task is raised as it is. Ray runs a task again when its worker dies.
+
+    Args:
+        on_crash: called for a task whose workers died twice; returns the tasks to run in its place, or raises.
+    """
+    if not on_ray:
+        yield from ((task, work(shared, task)) for task in tasks)
+        return
+    import ray
+
+    from raypipe.storage import share_gate
+
+    with running_ray():
+        # Counts what this process has already asked of the Hub, too.
+        share_gate()
+        retries = {} if on_crash is None else {"max_retries": 1}
+        remote = ray.remote(num_cpus=1, **retries)(_work_on_ray)
+        # Send it once for all tasks: the episode table of a large dataset takes megabytes.
+        everywhere = ray.put(shared)
+        limit = max(1, int(_IN_FLIGHT_PER_CPU * ray.cluster_resources().get("CPU", 1)))
+        waiting = list(tasks)[::-1]
+        flying: dict[Any, Work] = {}
+        # After an error, let tasks in flight finish: they may write whole files that are still wanted. Cancelling a
+        # task that is just ending aborts the driver in Ray 2.60 ("tried to complete task that was not pending").
+        while waiting or flying:
+            while waiting and len(flying) < limit:
+                task = waiting.pop()
+                flying[remote.remote(work, everywhere, task)] = task
+            done, _ = ray.wait(list(flying), num_returns=1)
+            task = flying.pop(done[0])
+            try:
+                made = _result(done[0])
+            except ray.exceptions.WorkerCrashedError as error:
+                if on_crash is None:
+                    raise
+                waiting += on_crash(task, error)
+                continue
+            yield task, made
+
+
+def _work_on_ray(work: Callable[[Shared, Work], Made], shared: Shared, task: Work) -> Made:
+    from raypipe.storage import share_gate
+
+    share_gate()
+    return work(shared, task)
+
+
+def _result(reference: Any) -> Any:
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        # Raise the original error, as if it came from here: its text names the file and the remedy.
+        if isinstance(error.cause, Exception):
+            raise error.cause from None
+        raise
+
+
+@contextmanager
+def running_ray() -> Iterator[None]:
+    """Use the running Ray, or start one for the time of the body."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(logging_level="warning", log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()

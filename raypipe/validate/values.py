@@ -5,8 +5,8 @@ Validate keeps only a few numbers of every episode: `EpisodeSummary`. Pure.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from raypipe.errors import DatasetError
 from raypipe.format import INDEX_FEATURES, Feature, column_values
 from raypipe.text import counted, either
 from raypipe.validate.findings import Finding, Place, make_finding
-from raypipe.validate.structure import DataUnit, Unit
+from raypipe.validate.outline import DataUnit
 
 MAX_FRAMES = 8
 """How many frames a finding names at most."""
@@ -31,6 +31,10 @@ class Segments:
     counts: NDArray[np.int64]
     order: NDArray[np.int64]
     """The file's row at each position of the sorted rows."""
+    num_frames: NDArray[np.int64]
+    """Distinct frames of every episode."""
+    is_sound: NDArray[np.bool_]
+    """Whether they count 0, 1, 2, ... each once."""
 
     @property
     def is_in_order(self) -> bool:
@@ -43,8 +47,7 @@ class Segments:
         return np.asarray(values[start : start + self.counts[position]])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Moments:
+class Moments(NamedTuple):
     """Minimum, maximum and mean of a feature in each episode: ``(episodes, numbers)`` float32.
 
     NaN if an episode has no values, or values that are not finite.
@@ -56,7 +59,7 @@ class Moments:
 
     def take(self, chosen: NDArray[Any] | int) -> "Moments":
         """Return those of the chosen episodes."""
-        return Moments(self.minimum[chosen], self.maximum[chosen], self.mean[chosen])
+        return Moments(*(part[chosen] for part in self))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,11 +102,8 @@ def stored_kind(kind: pa.DataType) -> str:
             kind = kind.value_type
         else:
             break
-    if pa.types.is_floating(kind):
-        return "f"
-    if pa.types.is_integer(kind):
-        return "i"
-    return "b" if pa.types.is_boolean(kind) else ""
+    letters = {"f": pa.types.is_floating, "i": pa.types.is_integer, "b": pa.types.is_boolean}
+    return next((letter for letter, is_such in letters.items() if is_such(kind)), "")
 
 
 def read_column(table: pa.Table, feature: Feature, unit: DataUnit) -> NDArray[Any] | Finding:
@@ -111,9 +111,9 @@ def read_column(table: pa.Table, feature: Feature, unit: DataUnit) -> NDArray[An
 
     The finding names no episode; `blame` adds the episodes.
     """
-    kind = stored_kind(table.schema.field(feature.name).type)
+    stored = table.schema.field(feature.name).type
+    kind = stored_kind(stored)
     if not kind:
-        stored = table.schema.field(feature.name).type
         message = f"column of type {stored}; info.json declares {feature.dtype}"
         return unit.finding("dtype-mismatch", message, feature=feature.name)
     try:
@@ -172,19 +172,13 @@ def measure_feature(
 ) -> tuple[Moments, list[Finding]]:
     """Return the moments of a feature in each episode, and findings on values that are not finite.
 
-    Args:
-        values: in the order of the segments.
+    The values are in the order of the segments.
     """
     flat = values.reshape(len(values), -1).astype(np.float64)
     findings = [] if np.isfinite(flat).all() else _check_finite(flat, feature, segments, unit)
     with np.errstate(invalid="ignore", over="ignore"):
-        total = np.add.reduceat(flat, segments.starts, axis=0)
-        moments = Moments(
-            np.minimum.reduceat(flat, segments.starts, axis=0).astype(np.float32),
-            np.maximum.reduceat(flat, segments.starts, axis=0).astype(np.float32),
-            (total / segments.counts[:, None]).astype(np.float32),
-        )
-    parts = (moments.minimum, moments.maximum, moments.mean)
+        low, high, total = (act.reduceat(flat, segments.starts, axis=0) for act in (np.minimum, np.maximum, np.add))
+        parts = [part.astype(np.float32) for part in (low, high, total / segments.counts[:, None])]
     is_good = np.logical_and.reduce([np.isfinite(part) for part in parts])
     return Moments(*(np.where(is_good, part, np.nan) for part in parts)), findings
 
@@ -216,61 +210,34 @@ def digest_episodes(
     for part in moments.values():
         changes |= (part.minimum != part.maximum).any(axis=1)
     for position in np.flatnonzero(changes & (segments.counts > 1)):
-        digests[position] = _digest([segments.of(values[name], position) for name in sorted(moments)])
+        digest = hashlib.blake2b(digest_size=8)
+        for name in sorted(moments):
+            digest.update(np.ascontiguousarray(segments.of(values[name], position)).view(np.uint8).reshape(-1).data)
+        digests[position] = int.from_bytes(digest.digest(), "little") or 1
     return digests
 
 
-def _digest(parts: Sequence[NDArray[Any]]) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(np.ascontiguousarray(part).view(np.uint8).reshape(-1).data)
-    # 0 means no hash.
-    return int.from_bytes(digest.digest(), "little") or 1
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FileResult:
-    """The result of checking one file."""
-
-    unit: Unit
-    findings: tuple[Finding, ...]
-    decoded_frames: int = 0
-    columns: tuple[str, ...] = ()
-    """All columns of a data file; empty if it cannot be read."""
-    summary: EpisodeSummary | None = None
-    """Of a data file whose rows can be read."""
-
-
-_COLUMNS = tuple(field.name for field in fields(EpisodeSummary) if field.name != "moments")
-_DTYPES = {
-    "episode_index": np.int64,
-    "num_frames": np.int64,
-    "first_index": np.int64,
+_COLUMNS: Final[Mapping[str, type[np.generic]]] = {
+    **dict.fromkeys(("episode_index", "num_frames", "first_index"), np.int64),
     "is_sound": np.bool_,
+    **dict.fromkeys(("offset_s", "drift_s", "step_s"), np.float64),
     "digest": np.uint64,
 }
 
 
 def join_summaries(parts: Sequence[EpisodeSummary]) -> EpisodeSummary:
     """Return one summary of all episodes, ascending by number."""
-    columns: dict[str, Any] = {}
-    for name in _COLUMNS:
-        none: NDArray[Any] = np.zeros(0, _DTYPES.get(name, np.float64))
-        columns[name] = np.concatenate([none, *(getattr(part, name) for part in parts)]).astype(none.dtype)
+    columns = {
+        name: np.concatenate([np.zeros(0, kind), *(getattr(part, name) for part in parts)])
+        for name, kind in _COLUMNS.items()
+    }
     features = dict.fromkeys(name for part in parts for name in part.moments)
-    moments = {name: _join_moments(parts, name) for name in features}
-    joined = EpisodeSummary(**columns, moments=moments)
+    joined = EpisodeSummary(**columns, moments={name: _join_moments(parts, name) for name in features})
     return joined.take(np.argsort(joined.episode_index, kind="stable"))
 
 
 def _join_moments(parts: Sequence[EpisodeSummary], name: str) -> Moments:
     width = max(part.moments[name].mean.shape[1] for part in parts if name in part.moments)
-
-    def joined(which: str) -> NDArray[np.float32]:
-        pieces = [
-            getattr(part.moments[name], which) if name in part.moments else np.full((len(part), width), np.nan)
-            for part in parts
-        ]
-        return np.concatenate(pieces).astype(np.float32)
-
-    return Moments(joined("minimum"), joined("maximum"), joined("mean"))
+    blanks = (Moments(*[np.full((len(part), width), np.nan, np.float32)] * 3) for part in parts)
+    pieces = [part.moments.get(name, blank) for part, blank in zip(parts, blanks, strict=True)]
+    return Moments(*map(np.concatenate, zip(*pieces, strict=True)))

@@ -25,10 +25,9 @@ from raypipe.format import (
 )
 from raypipe.storage import Storage, is_transient, retry_transient
 from raypipe.text import counted, either, frames_text
+from raypipe.validate.data import FileResult
 from raypipe.validate.findings import Finding
-from raypipe.validate.outline import Promises
-from raypipe.validate.structure import VideoUnit
-from raypipe.validate.values import FileResult
+from raypipe.validate.outline import Outline, VideoUnit
 
 LONG_GOP = 60
 """A larger distance between keyframes is worth a note: LeRobot's recorder writes 2 frames, encoders choose 250."""
@@ -67,41 +66,41 @@ class VideoSpans:
     """Whether the file has all frames of the episode."""
 
 
-def check_video_file(promises: Promises, unit: VideoUnit) -> FileResult:
-    """Return the findings on one video file; decodes it if the promises are deep."""
+def check_video_file(outline: Outline, unit: VideoUnit) -> FileResult:
+    """Return the findings on one video file; decodes it if that is asked."""
     try:
-        container = retry_transient(lambda: read_container(promises.meta.storage.for_a_look(), unit.name))
+        container = retry_transient(lambda: read_container(outline.meta.storage.for_a_look(), unit.name))
     except (DatasetError, OSError) as error:
         if is_transient(error):
             raise
         finding = unit.finding("video-unreadable", one_line(error), unit.episodes)
         return FileResult(unit=unit, findings=(finding,))
-    feature = promises.meta.features.get(unit.camera)
-    findings = _check_declared(promises, unit, container, feature) if feature is not None else []
+    feature = outline.meta.features.get(unit.camera)
+    findings = _check_declared(outline, unit, container, feature) if feature is not None else []
     if container.index is None:
         findings.append(unit.finding("video-unindexed", "a fragmented mp4, or one with several edits"))
-    spans = find_spans(promises, unit, container)
+    spans = find_spans(outline, unit, container)
     if container.index is not None:
-        findings += _check_frames(promises, unit, container, spans)
+        findings += _check_frames(outline, unit, container, spans)
     num_decoded = 0
-    if promises.is_deep and feature is not None:
+    if outline.is_deep and feature is not None:
         from raypipe.validate.deep import decode_video
 
-        found, num_decoded = decode_video(promises, unit, container, spans)
+        found, num_decoded = decode_video(outline, unit, container, spans)
         findings += found
     return FileResult(unit=unit, findings=tuple(findings), decoded_frames=num_decoded)
 
 
-def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> VideoSpans:
+def find_spans(outline: Outline, unit: VideoUnit, container: Container) -> VideoSpans:
     """Return where the episodes of a file are, found as the pipeline finds them."""
     rows = np.array(unit.rows, np.int64)
-    index, episodes = container.index, promises.meta.episodes
+    index, episodes = container.index, outline.meta.episodes
     if index is None or not len(rows) or not len(index):
         none = np.zeros(0, np.int64)
         return VideoSpans(none, none, none, none, np.zeros(0), False, np.zeros(0, np.bool_))
     length = episodes.length[rows]
     firsts = first_frames(episodes.videos[unit.camera].from_timestamp[rows], length, index.pts_s)
-    is_near = firsts.is_counted | (firsts.drift_s <= 0.5 / promises.meta.fps) | np.isnan(promises.meta.fps)
+    is_near = firsts.is_counted | (firsts.drift_s <= 0.5 / outline.meta.fps) | np.isnan(outline.meta.fps)
     is_stored = _stored(container)
     # A frame in the index whose bytes are cut off counts as missing.
     cut = np.concatenate([[0], np.cumsum(~is_stored)])
@@ -162,7 +161,7 @@ def _parse(moov: bytes, size_bytes: int) -> Container:
     return Container(index, parse_video_format(moov), ends, size_bytes, bool(np.any(np.diff(pts) < 0)))
 
 
-def _check_declared(promises: Promises, unit: VideoUnit, container: Container, feature: Feature) -> list[Finding]:
+def _check_declared(outline: Outline, unit: VideoUnit, container: Container, feature: Feature) -> list[Finding]:
     """Return where codec, size or rate are not as declared, and whether keyframes are far apart."""
     findings, found = [], container.format
     if feature.codec and not same_codec(feature.codec, found.codec):
@@ -176,8 +175,8 @@ def _check_declared(promises: Promises, unit: VideoUnit, container: Container, f
     if index is None or len(index) < 2:
         return findings
     rate = (len(index) - 1) / max(float(index.pts_s[-1] - index.pts_s[0]), 1e-9)
-    if abs(rate / promises.meta.fps - 1) > _RATE_TOLERANCE:
-        message = f"{rate:.4g} frames per second, and the dataset has {promises.meta.fps:g}"
+    if abs(rate / outline.meta.fps - 1) > _RATE_TOLERANCE:
+        message = f"{rate:.4g} frames per second, and the dataset has {outline.meta.fps:g}"
         findings.append(unit.finding("video-fps", message))
     keyframes = np.append(np.flatnonzero(index.is_keyframe), len(index))
     gap = int(np.diff(keyframes).max(initial=0))
@@ -186,7 +185,7 @@ def _check_declared(promises: Promises, unit: VideoUnit, container: Container, f
     return findings
 
 
-def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
+def _check_frames(outline: Outline, unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
     """Return findings on the frames that the episodes should have in the file."""
     assert container.index is not None
     count, pts_s = len(container.index), container.index.pts_s
@@ -195,8 +194,8 @@ def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spa
     findings = _check_bytes(unit, container, spans)
     if not len(spans.rows):
         return findings
-    is_late = spans.drift_s > 0.5 / promises.meta.fps
-    from_timestamp = promises.meta.episodes.videos[unit.camera].from_timestamp[spans.rows]
+    is_late = spans.drift_s > 0.5 / outline.meta.fps
+    from_timestamp = outline.meta.episodes.videos[unit.camera].from_timestamp[spans.rows]
     for position, number in enumerate(spans.episodes.tolist()):
         first, stop = int(spans.first[position]), int(spans.first[position] + spans.length[position])
         if is_late[position]:
@@ -213,7 +212,7 @@ def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spa
         if stop > count and (spans.is_counted or not is_late[position]):
             message = f"{counted(count, 'frame')}, and the episode needs {frames_text(first, stop)}"
             findings.append(unit.finding("video-short", message, (number,), (count - 1,)))
-    return [*findings, *_check_neighbours(promises, unit, spans, count), *_check_ends(promises, unit, spans, is_late)]
+    return [*findings, *_check_neighbours(outline, unit, spans, count), *_check_ends(outline, unit, spans, is_late)]
 
 
 def _check_bytes(unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
@@ -233,7 +232,7 @@ def _check_bytes(unit: VideoUnit, container: Container, spans: VideoSpans) -> li
     return [unit.finding("video-truncated", message, episodes, seen)]
 
 
-def _check_neighbours(promises: Promises, unit: VideoUnit, spans: VideoSpans, count: int) -> list[Finding]:
+def _check_neighbours(outline: Outline, unit: VideoUnit, spans: VideoSpans, count: int) -> list[Finding]:
     """Return episodes that share frames, and, where an episode has its own file, videos with frames to spare."""
     findings = []
     stops = spans.first + spans.length
@@ -242,17 +241,17 @@ def _check_neighbours(promises: Promises, unit: VideoUnit, spans: VideoSpans, co
         message = f"the first ends before frame {stops[position]} and the second starts with frame {second}"
         both = spans.episodes[position : position + 2].tolist()
         findings.append(unit.finding("video-overlap", message, both, (second,)))
-    if not promises.meta.is_packed and len(stops) == 1 and count > stops[0]:
+    if not outline.meta.is_packed and len(stops) == 1 and count > stops[0]:
         message = f"{counted(count, 'frame')}, and the episode has {counted(int(spans.length[0]), 'row')}"
         findings.append(unit.finding("video-long", message, unit.episodes, (int(stops[0]) - 1, count - 1)))
     return findings
 
 
-def _check_ends(promises: Promises, unit: VideoUnit, spans: VideoSpans, is_late: NDArray[np.bool_]) -> list[Finding]:
+def _check_ends(outline: Outline, unit: VideoUnit, spans: VideoSpans, is_late: NDArray[np.bool_]) -> list[Finding]:
     """Return episodes whose ``to_timestamp`` minus ``from_timestamp`` is not their length."""
-    fps = promises.meta.fps
-    start = promises.meta.episodes.videos[unit.camera].from_timestamp[spans.rows]
-    stop = promises.column(f"videos/{unit.camera}/to_timestamp")[spans.rows]
+    fps = outline.meta.fps
+    start = outline.meta.episodes.videos[unit.camera].from_timestamp[spans.rows]
+    stop = outline.column(f"videos/{unit.camera}/to_timestamp")[spans.rows]
     off = stop - start - spans.length / fps
     findings = []
     # Another finding reports a wrong start.

@@ -26,9 +26,10 @@ from raypipe.format import (
 )
 from raypipe.storage import Storage
 from raypipe.text import constant_text, counted, parse_json, read_lines
+from raypipe.validate.data import FileResult
 from raypipe.validate.findings import Finding, Place, make_finding
-from raypipe.validate.outline import DAMAGE, Promises, noting_damage, on_info
-from raypipe.validate.values import EpisodeSummary, FileResult, Moments, join_summaries
+from raypipe.validate.outline import DAMAGE, Outline, noting_damage, on_info
+from raypipe.validate.values import EpisodeSummary, Moments, join_summaries
 
 LEROBOT_TOLERANCE_S = 1e-4
 """How far LeRobot lets a row's timestamp differ from its video frame's."""
@@ -52,45 +53,33 @@ _BATCH_ROWS = 1000
 Stored = Mapping[str, Mapping[str, Any]]
 
 
-def check_whole(
-    promises: Promises, results: Sequence[FileResult], listed: Sequence[str]
-) -> tuple[list[Finding], EpisodeSummary]:
-    """Return the findings that need all data files together, and the summary of all episodes.
-
-    Args:
-        results: of all data files.
-        listed: all files of the dataset.
-    """
+def check_whole(outline: Outline, results: Sequence[FileResult]) -> tuple[list[Finding], EpisodeSummary]:
+    """Return the findings that need the results of all data files together, and the summary of all episodes."""
     summary = join_summaries([result.summary for result in results if result.summary is not None])
-    # The data file of every episode; empty names if there is no episode table.
-    files = [""] * len(summary)
-    if promises.has_episodes:
-        rows = np.searchsorted(promises.meta.episodes.episode_index, summary.episode_index)
-        files = [promises.meta.data_file(int(row)) for row in rows]
     findings = [
-        *_check_columns(promises, results),
-        *_check_timestamps(promises.meta.fps, summary, files),
-        *_check_numbering(promises, summary, files),
-        *_check_ranges(promises, summary),
-        *_check_constants(promises.meta, summary),
-        *_check_doubles(summary, files),
-        *_check_stats(promises, listed, summary),
+        *_check_columns(outline, results),
+        *_check_timestamps(outline, summary),
+        *_check_numbering(outline, summary),
+        *_check_ranges(outline, summary),
+        *_check_constants(outline.meta, summary),
+        *_check_doubles(outline, summary),
+        *_check_stats(outline, summary),
     ]
     return findings, summary
 
 
-def _check_columns(promises: Promises, results: Sequence[FileResult]) -> list[Finding]:
+def _check_columns(outline: Outline, results: Sequence[FileResult]) -> list[Finding]:
     """Return features without a column and columns without a feature."""
     readable = [result for result in results if result.columns]
     if not readable:
         return []
-    declared = [name for name, feature in promises.meta.features.items() if feature.kind != "video"]
+    declared = [name for name, feature in outline.meta.features.items() if feature.kind != "video"]
     wanted = list(dict.fromkeys((*declared, *INDEX_FEATURES)))
     findings: list[Finding] = []
     for name in wanted:
         lacking = [result for result in readable if name not in result.columns]
         if lacking:
-            findings += _missing_column(promises, name, lacking, len(lacking) == len(readable), name in declared)
+            findings += _missing_column(outline, name, lacking, len(lacking) == len(readable), name in declared)
     extra: dict[str, list[FileResult]] = defaultdict(list)
     for result in readable:
         for name in set(result.columns) - set(wanted):
@@ -102,11 +91,11 @@ def _check_columns(promises: Promises, results: Sequence[FileResult]) -> list[Fi
 
 
 def _missing_column(
-    promises: Promises, name: str, lacking: Sequence[FileResult], is_everywhere: bool, is_declared: bool
+    outline: Outline, name: str, lacking: Sequence[FileResult], is_everywhere: bool, is_declared: bool
 ) -> list[Finding]:
     place = Place(file=lacking[0].unit.name, feature=name)
     if name in INDEX_FEATURES and (is_everywhere or not is_declared):
-        if name == "episode_index" and promises.meta.is_packed:
+        if name == "episode_index" and outline.meta.is_packed:
             # Reported for each file: without the column, rows of several episodes cannot be told apart.
             return []
         return [make_finding("column-derived", f"no column {name!r} in {counted(len(lacking), 'data file')}", place)]
@@ -119,7 +108,17 @@ def _missing_column(
     return [unit.finding("feature-missing", message, unit.episodes, feature=name) for unit in units]
 
 
-def _check_timestamps(fps: float, summary: EpisodeSummary, files: Sequence[str]) -> list[Finding]:
+def _place(outline: Outline, episodes: Sequence[int], feature: str = "") -> Place:
+    """Return the place of episodes in the data file of the first one; in no file if there is no episode table."""
+    file = ""
+    if outline.has_episodes:
+        row = int(np.searchsorted(outline.meta.episodes.episode_index, episodes[0]))
+        file = outline.meta.data_file(row)
+    return Place(file=file, episodes=tuple(episodes), feature=feature)
+
+
+def _check_timestamps(outline: Outline, summary: EpisodeSummary) -> list[Finding]:
+    fps = outline.meta.fps
     steps = summary.step_s[summary.is_sound & np.isfinite(summary.step_s)]
     if not np.isfinite(fps) or not len(summary):
         return []
@@ -132,8 +131,7 @@ def _check_timestamps(fps: float, summary: EpisodeSummary, files: Sequence[str])
         offset, drift = float(summary.offset_s[position]), float(summary.drift_s[position])
         kind, message = _judge_timestamps(offset, drift, fps, int(summary.num_frames[position]))
         if kind:
-            number = int(summary.episode_index[position])
-            place = Place(file=files[position], episodes=(number,), feature="timestamp")
+            place = _place(outline, [int(summary.episode_index[position])], "timestamp")
             findings.append(make_finding(kind, message, place))
     return findings
 
@@ -154,14 +152,14 @@ def _judge_timestamps(offset: float, drift: float, fps: float, num_frames: int) 
     return "", ""
 
 
-def _check_numbering(promises: Promises, summary: EpisodeSummary, files: Sequence[str]) -> list[Finding]:
+def _check_numbering(outline: Outline, summary: EpisodeSummary) -> list[Finding]:
     """Return the episodes whose ``index`` does not continue from the end of the episode before.
 
     If rows and table disagree on a length, it may continue by either.
     """
-    if not promises.has_episodes or not len(summary):
+    if not outline.has_episodes or not len(summary):
         return []
-    episodes = promises.meta.episodes
+    episodes = outline.meta.episodes
     rows = np.searchsorted(episodes.episode_index, summary.episode_index)
     # An imaginary empty episode at index 0 comes before the first one.
     first = np.concatenate([[0], summary.first_index])
@@ -173,18 +171,18 @@ def _check_numbering(promises: Promises, summary: EpisodeSummary, files: Sequenc
     for position in np.flatnonzero(is_wrong & summary.is_sound).tolist():
         expected = int(first[position] + by_table[position])
         message = f"index starts at {summary.first_index[position]}; {expected} would go on from the episode before"
-        place = Place(file=files[position], episodes=(int(summary.episode_index[position]),), feature="index")
+        place = _place(outline, [int(summary.episode_index[position])], "index")
         findings.append(make_finding("index-mismatch", message, place))
     return findings
 
 
-def _check_ranges(promises: Promises, summary: EpisodeSummary) -> list[Finding]:
+def _check_ranges(outline: Outline, summary: EpisodeSummary) -> list[Finding]:
     """Return the episodes whose stored range of ``index`` does not match their rows."""
     # Without the column, raypipe counts from the lengths.
-    if not promises.has_episodes or not np.isfinite(promises.column("dataset_from_index")).all():
+    if not outline.has_episodes or not np.isfinite(outline.column("dataset_from_index")).all():
         return []
-    episodes = promises.meta.episodes
-    start, stop = episodes.from_index, promises.column("dataset_to_index")
+    episodes = outline.meta.episodes
+    start, stop = episodes.from_index, outline.column("dataset_to_index")
     first = np.full(len(episodes), -1, np.int64)
     first[np.searchsorted(episodes.episode_index, summary.episode_index)] = summary.first_index
     is_wrong = ((first >= 0) & (first != start)) | (np.isfinite(stop) & (stop - start != episodes.length))
@@ -213,41 +211,40 @@ def _check_constants(meta: DatasetMeta, summary: EpisodeSummary) -> list[Finding
     return findings
 
 
-def _check_doubles(summary: EpisodeSummary, files: Sequence[str]) -> list[Finding]:
-    by_digest: Mapping[tuple[int, int], list[int]] = defaultdict(list)
-    for position in np.flatnonzero(summary.digest):
-        key = (int(summary.digest[position]), int(summary.num_frames[position]))
-        by_digest[key].append(int(position))
+def _check_doubles(outline: Outline, summary: EpisodeSummary) -> list[Finding]:
+    alike: Mapping[tuple[int, int], list[int]] = defaultdict(list)
+    columns = (summary.digest, summary.num_frames, summary.episode_index)
+    for digest, num_frames, number in zip(*(column.tolist() for column in columns), strict=True):
+        if digest:
+            alike[digest, num_frames].append(number)
     findings = []
-    for (_, num_frames), positions in by_digest.items():
-        if len(positions) > 1:
-            numbers = tuple(int(summary.episode_index[position]) for position in positions)
+    for (_, num_frames), numbers in alike.items():
+        if len(numbers) > 1:
             message = f"{len(numbers)} episodes of {counted(num_frames, 'frame')} have the same values in all features"
-            place = Place(file=files[positions[0]], episodes=numbers)
-            findings.append(make_finding("episode-duplicate", message, place))
+            findings.append(make_finding("episode-duplicate", message, _place(outline, numbers)))
     return findings
 
 
-def _check_stats(promises: Promises, files: Sequence[str], summary: EpisodeSummary) -> list[Finding]:
+def _check_stats(outline: Outline, summary: EpisodeSummary) -> list[Finding]:
     """Return where stored statistics are missing, cannot be read, or do not match the values."""
-    storage = promises.meta.storage
+    storage, files = outline.meta.storage, outline.files
     if not summary.moments:
         return []
     is_whole = summary.is_sound
-    if promises.has_episodes:
+    if outline.has_episodes:
         # Another finding reports episodes without their promised rows.
-        rows = np.searchsorted(promises.meta.episodes.episode_index, summary.episode_index)
-        is_whole = is_whole & (summary.num_frames == promises.meta.episodes.length[rows])
+        rows = np.searchsorted(outline.meta.episodes.episode_index, summary.episode_index)
+        is_whole = is_whole & (summary.num_frames == outline.meta.episodes.length[rows])
     findings: list[Finding] = []
     if GLOBAL in files:
-        is_all = bool(is_whole.all()) and (len(summary) == len(promises.meta.episodes) or not promises.has_episodes)
-        findings += _check_global(storage, summary, promises.meta.cameras, is_all=is_all)
+        is_all = bool(is_whole.all()) and (len(summary) == len(outline.meta.episodes) or not outline.has_episodes)
+        findings += _check_global(storage, summary, outline.meta.cameras, is_all=is_all)
     if PER_EPISODE in files:
         findings += _check_episodes(_read_lines(storage), summary, is_whole, PER_EPISODE)
     if GLOBAL not in files and PER_EPISODE not in files:
         message = f"neither {GLOBAL} nor {PER_EPISODE} is there"
         findings.append(make_finding("stats-missing", message, Place(file=GLOBAL)))
-    for name in split_tables(files)[0] if promises.has_episodes else ():
+    for name in split_tables(files)[0] if outline.has_episodes else ():
         stored = _read_columns(storage, name, list(summary.moments))
         findings += _check_episodes(stored, summary, is_whole, name)
     return findings

@@ -13,9 +13,8 @@ from ray import cloudpickle
 from raypipe.storage import Storage, open_storage
 from raypipe.testing import write_dataset
 from raypipe.validate import validate_dataset
-from raypipe.validate.outline import read_outline, read_promises
+from raypipe.validate.outline import plan_units, read_outline
 from raypipe.validate.run import _run_units
-from raypipe.validate.structure import plan_units
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -59,12 +58,11 @@ class DeadlyStorage(Storage):
 
 def test_a_video_that_kills_its_worker_is_a_finding_and_the_others_are_checked(base):
     outline = read_outline(open_storage(str(base)))
-    promises = read_promises(outline, is_deep=False)
     units = [unit for unit in plan_units(outline)[0] if unit.name.endswith(".mp4") and unit.rows[0] in (1, 2)]
     deadly = next(unit for unit in units if unit.rows == (2,))
-    meta = replace(promises.meta, storage=DeadlyStorage(promises.meta.storage.uri, deadly=deadly.name))
+    meta = replace(outline.meta, storage=DeadlyStorage(outline.meta.storage.uri, deadly=deadly.name))
 
-    results = _run_units(replace(promises, meta=meta), units, lambda _: None, on_ray=True)
+    results = _run_units(replace(outline, meta=meta), units, lambda _: None, on_ray=True)
 
     found = [finding for result in results for finding in result.findings]
     assert [(finding.kind, finding.place.episodes) for finding in found] == [("video-crash", (2,))]

@@ -225,7 +225,7 @@ def test_a_copy_of_a_snapshot_in_the_hubs_cache_has_the_files_that_the_cache_lin
 def test_reshard_empties_no_file_to_which_a_link_in_place_of_its_lock_leads(source, tmp_path):
     (tmp_path / "precious").write_text("mine")
     meta = open_dataset(str(source)).meta
-    workspace = find_workspace(meta, ReshardSpec(), tmp_path / "copy", list_sizes(meta.storage))
+    workspace = find_workspace(meta.storage, ReshardSpec().to_json(), tmp_path / "copy", list_sizes(meta.storage))
     workspace.folder.mkdir()
     (workspace.folder / "lock").symlink_to(tmp_path / "precious")
 

@@ -25,7 +25,6 @@ def make_track(sizes, order, is_keyframe, start=0):
     return Track(
         offset=start + np.cumsum(size) - size,
         size=size,
-        dts=np.arange(count) * TICKS,
         duration=np.full(count, TICKS),
         pts=np.array(order, dtype=np.int64) * TICKS,
         is_keyframe=np.array(is_keyframe),
@@ -105,7 +104,6 @@ def test_packets_that_lie_back_to_back_are_one_range():
     apart = Track(
         offset=np.array([10, 20, 24]),
         size=np.array([3, 4, 5]),
-        dts=track.dts,
         duration=track.duration,
         pts=track.pts,
         is_keyframe=track.is_keyframe,
@@ -122,7 +120,6 @@ def test_a_last_frame_without_a_duration_is_shown_for_one_frame(tmp_path):
     silent = Track(
         offset=track.offset,
         size=track.size,
-        dts=track.dts,
         duration=np.array([0]),
         pts=track.pts,
         is_keyframe=track.is_keyframe,

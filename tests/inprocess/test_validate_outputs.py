@@ -15,7 +15,7 @@ from raypipe.errors import DatasetError
 from raypipe.plan import SelectionSpec
 from raypipe.testing import write_dataset
 from raypipe.validate import bad_episodes, format_exclude_file, read_exclude_file, validate_dataset
-from raypipe.validate.page import format_page
+from raypipe.validate.report import format_page
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from raypipe.errors import ConfigError
 from raypipe.format import same_codec
 from raypipe.validate import KINDS, read_exclude_file
-from raypipe.validate.data import count_frames, find_segments
+from raypipe.validate.data import find_segments
 from raypipe.validate.findings import Place, make_finding, worst_first
-from raypipe.validate.table import fold_findings, format_runs
+from raypipe.validate.report import fold_findings, format_runs
 from raypipe.validate.values import join_summaries
 from raypipe.validate.whole import _compare, _judge_timestamps
 
@@ -30,12 +30,11 @@ def test_segments_are_the_episodes_whatever_the_order_of_the_rows(counts, random
     random.shuffle(order)
 
     segments = find_segments(episode[order], frame[order])
-    num_frames, is_sound = count_frames(segments, frame[order][segments.order])
 
     assert segments.numbers.tolist() == list(range(len(counts)))
     assert segments.counts.tolist() == counts
-    assert num_frames.tolist() == counts
-    assert is_sound.all()
+    assert segments.num_frames.tolist() == counts
+    assert segments.is_sound.all()
     assert np.array_equal(np.array(order)[segments.order], np.arange(len(order)))
 
 
@@ -46,10 +45,9 @@ def test_a_doubled_or_lost_row_makes_its_episode_unsound_and_no_other(counts, da
     doubled = np.sort([*range(len(episode)), row])
 
     segments = find_segments(episode[doubled], frame[doubled])
-    num_frames, is_sound = count_frames(segments, frame[doubled][segments.order])
 
-    assert num_frames.tolist() == counts
-    assert np.flatnonzero(~is_sound).tolist() == [episode[row]]
+    assert segments.num_frames.tolist() == counts
+    assert np.flatnonzero(~segments.is_sound).tolist() == [episode[row]]
 
 
 @given(st.sets(st.integers(0, 60)))

@@ -1,7 +1,8 @@
-"""A report as text: tables for a person at a terminal, and the exclude file for the pipeline, which is read back here.
+"""A report for people and for the pipeline: tables for a terminal, exclude files, and one self-contained HTML page.
 
 Findings that are alike are one line of a table. The report of a mixture has its own findings, an overview of the
-datasets, then each dataset's findings.
+datasets, then each dataset's findings. The page has plots and thumbnails inside it, for which it decodes a few frames,
+but none of a video that crashed its decoder.
 """
 
 import json
@@ -11,29 +12,53 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from raypipe.errors import ConfigError
+import numpy as np
+
+from raypipe.errors import ConfigError, DatasetError
 from raypipe.plan import SelectionSpec
-from raypipe.text import counted, lines_table, plural
-from raypipe.validate.findings import (
-    Finding,
-    MixtureReport,
-    Report,
-    Severity,
-    count_severities,
-    worst_severity,
+from raypipe.storage import Storage, open_storage, write_whole
+from raypipe.text import (
+    count_whole,
+    counted,
+    either,
+    encode_pixels,
+    figure_png,
+    lines_table,
+    make_page,
+    new_figure,
+    page_part,
+    plural,
+    span_text,
 )
+from raypipe.validate.findings import KINDS, Finding, MixtureReport, Report, Severity, count_severities, worst_severity
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "none": "green"}
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "none": "green"}
 """The terminal's colour for each severity."""
 _SHOWN_RUNS = 6
 
 _MAX_ROWS: Final = 40
 """Most rows of the overview, and most datasets with their findings listed; the JSON and the page have all."""
+
+_MAX_THUMBNAILS: Final = 24
+_MAX_DRAWN: Final = 60
+"""How many datasets of a mixture get plots, the worst first: drawing them takes some tenths of a second each."""
+_MAX_PICTURES: Final = 120
+"""Thumbnails of all datasets of a mixture together: some tens of megabytes."""
+
+_WIDTH_INCHES: Final = 4.6
+_HEIGHT_INCHES: Final = 2.9
+_LOG_SCALE_FROM: Final = 100
+"""The scale is logarithmic if a kind has more findings than this."""
+_COLOURS = {"error": "#b3261e", "warning": "#b26a00", "note": "#5f6368"}
+_TEMPLATE: Final = "validate/templates/report.html"
+
+PagePicture = tuple[bytes, str]
+"""A PNG file and its caption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +76,12 @@ class Fold:
         return tuple(sorted({number for finding in self.findings for number in finding.place.episodes}))
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """All files of the findings, each once."""
-        return tuple(dict.fromkeys(finding.place.file for finding in self.findings if finding.place.file))
-
-    @property
     def place(self) -> str:
         """Where the findings are, in short form."""
         parts = [self.feature] if self.feature else []
-        if self.files:
-            parts.append(self.files[0] + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""))
+        files = list(dict.fromkeys(finding.place.file for finding in self.findings if finding.place.file))
+        if files:
+            parts.append(files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
         if self.episodes:
             parts.append(f"{plural(len(self.episodes), 'episode')} {format_runs(self.episodes)}")
         return "\n".join(parts)
@@ -96,7 +117,7 @@ def format_runs(numbers: Sequence[int], most: int = _SHOWN_RUNS) -> str:
     return shown + (f" and {left} more" if left else "")
 
 
-def summary_lines(report: Report | MixtureReport) -> list[tuple[str, str]]:
+def _summary_lines(report: Report | MixtureReport) -> list[tuple[str, str]]:
     """Return what validate looked at and what it found, as names and texts."""
     if isinstance(report, Report):
         findings = report.findings
@@ -117,13 +138,15 @@ def summary_lines(report: Report | MixtureReport) -> list[tuple[str, str]]:
     ]
 
 
-def findings_table(report: Report) -> "Group":
-    """Return the report for a terminal: what validate looked at, then a table with a row per fold."""
+def findings_table(report: Report | MixtureReport) -> "Group":
+    """Return the report for a terminal: what validate looked at, then findings; of many datasets only the worst."""
     from rich.console import Group
     from rich.text import Text
 
+    if isinstance(report, MixtureReport):
+        return Group(lines_table(_summary_lines(report)), Text(), *_mixture_parts(report))
     found = _folds_table(report.findings) if report.findings else Text("nothing is wrong with it", style="green")
-    return Group(lines_table(summary_lines(report)), found)
+    return Group(lines_table(_summary_lines(report)), found)
 
 
 def _folds_table(findings: Iterable[Finding]) -> "Table":
@@ -137,23 +160,23 @@ def _folds_table(findings: Iterable[Finding]) -> "Table":
     for title in ("place", "what", "remedy"):
         table.add_column(title, overflow="fold")
     for fold in fold_findings(findings):
-        severity = Text(fold.severity, style=STYLES[fold.severity])
+        severity = Text(fold.severity, style=_STYLES[fold.severity])
         # Names of files and tasks are data: do not read markup in them.
         cells = [Text(text) for text in (fold.kind, fold.place, fold.message, fold.findings[0].remedy)]
         table.add_row(severity, *cells)
     return table
 
 
-def mixture_findings_table(report: MixtureReport) -> "Group":
-    """Return the report for a terminal; if there are many datasets, only the worst."""
-    from rich.console import Group
+def _mixture_parts(report: MixtureReport) -> list[Any]:
     from rich.text import Text
 
-    parts: list[Any] = [lines_table(summary_lines(report)), Text()]
+    parts: list[Any] = []
     for fold in fold_findings(report.findings):
-        parts += [_paragraph(fold), Text()]
+        # As lines: a message on the mixture may be a table of its own.
+        head = (fold.severity, _STYLES[fold.severity]), f"  {fold.kind}\n{_own_text(fold)}\n"
+        parts += [Text.assemble(*head, (f"remedy: {fold.findings[0].remedy}", "dim")), Text()]
     parts += [_overview(report), Text()]
-    told = [name for name in worst_members(report) if name in report.reports and report.reports[name].findings]
+    told = [name for name in _worst_members(report) if name in report.reports and report.reports[name].findings]
     # Notes on hundreds of datasets would bury what matters.
     shown = told if len(told) <= _MAX_ROWS else [name for name in told if report.reports[name].exit_code][:_MAX_ROWS]
     for name in shown:
@@ -164,33 +187,22 @@ def mixture_findings_table(report: MixtureReport) -> "Group":
         parts.append(Text(f"the findings of {more} are in --json and --html"))
     if not report.all_findings:
         parts.append(Text("nothing is wrong with them", style="green"))
-    return Group(*parts)
+    return parts
 
 
-def worst_members(report: MixtureReport) -> list[str]:
+def _worst_members(report: MixtureReport) -> list[str]:
     """Return the names of all members, worst first; equals keep their order."""
     severities = {name: list(count_severities(one.findings).values()) for name, one in report.reports.items()}
     unchecked = [member.name for member in report.members if member.name not in report.reports]
     return [*unchecked, *sorted(severities, key=lambda name: [-number for number in severities[name]])]
 
 
-def own_text(fold: Fold) -> str:
+def _own_text(fold: Fold) -> str:
     """Return what findings on the mixture say, and on which datasets, as lines."""
     lines = [f"{f'{one.place.dataset}: ' * bool(one.place.dataset)}{one.message}" for one in fold.findings[:_MAX_ROWS]]
     more = len(fold.findings) - len(lines)
     lines += [f"and {more} more: --json has all"] if more else []
     return "\n".join(lines if len(lines) == 1 else [f"- {line}" for line in lines])
-
-
-def _paragraph(fold: Fold) -> "Text":
-    """Return findings on the mixture as lines of text: a message may be a table of its own."""
-    from rich.text import Text
-
-    return Text.assemble(
-        (fold.severity, STYLES[fold.severity]),
-        f"  {fold.kind}\n{own_text(fold)}\n",
-        (f"remedy: {fold.findings[0].remedy}", "dim"),
-    )
 
 
 def _overview(report: MixtureReport) -> "Table":
@@ -204,7 +216,7 @@ def _overview(report: MixtureReport) -> "Table":
     for title in ("errors", "warnings", "notes", "episodes", "frames"):
         table.add_column(title, justify="right", no_wrap=True)
     names = [member.name for member in report.members]
-    shown = set(names if len(names) <= _MAX_ROWS else worst_members(report)[: _MAX_ROWS - 1])
+    shown = set(names if len(names) <= _MAX_ROWS else _worst_members(report)[: _MAX_ROWS - 1])
     for name in (name for name in names if name in shown):
         table.add_row(Text(name), *_cells([report.reports[name]] if name in report.reports else []))
     rest = [report.reports[name] for name in names if name not in shown and name in report.reports]
@@ -218,12 +230,12 @@ def _cells(reports: Sequence[Report]) -> list["Text"]:
     from rich.text import Text
 
     if not reports:
-        return [Text("not checked", style=STYLES["error"])]
+        return [Text("not checked", style=_STYLES["error"])]
     findings = [finding for report in reports for finding in report.findings]
     numbers = count_severities(findings)
     worst = worst_severity(findings)
     totals = (sum(one.counts.episodes for one in reports), sum(one.counts.frames for one in reports))
-    return [Text(worst, style=STYLES[worst]), *(Text(f"{number:,}") for number in (*numbers.values(), *totals))]
+    return [Text(worst, style=_STYLES[worst]), *(Text(f"{number:,}") for number in (*numbers.values(), *totals))]
 
 
 def bad_episodes(report: Report) -> dict[int, Finding]:
@@ -249,7 +261,7 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
 
     The text is TOML or YAML, like that file. It repeats what a member already selects, since a key may occur only once.
     """
-    is_toml = report.mixture.lower().endswith(".toml")
+    is_toml, plain = report.mixture.lower().endswith(".toml"), asdict(SelectionSpec())
     lines = [f"# {report.mixture}: episodes that raypipe validate found bad"]
     lines.append("# write each selection under its dataset in the mixture file, in place of the one that is there")
     for member in (one for one in report.members if one.name in report.reports):
@@ -258,7 +270,8 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
             continue
         lines += ["", f"# {member.root}"]
         lines += [f"# {finding.kind}: episode {episode}: {_reason(finding)}" for episode, finding in bad.items()]
-        selection = {**_given(member.selection), "exclude": sorted({*member.selection.exclude, *bad})}
+        given = {name: value for name, value in asdict(member.selection).items() if value != plain[name]}
+        selection = {**given, "exclude": sorted({*member.selection.exclude, *bad})}
         name = json.dumps(member.name, ensure_ascii=False)
         fields_text = (f"{key} = {json.dumps(value)}" for key, value in selection.items())
         shown = f"selection = {{{', '.join(fields_text)}}}" if is_toml else f"  selection: {json.dumps(selection)}"
@@ -268,12 +281,6 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
 
 def _reason(finding: Finding) -> str:
     return f"{finding.place.file}: {' '.join(finding.message.split())}"
-
-
-def _given(selection: SelectionSpec) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
-    plain = asdict(SelectionSpec())
-    return {name: value for name, value in asdict(selection).items() if value != plain[name]}
 
 
 def read_exclude_file(path: str | Path) -> tuple[int, ...]:
@@ -297,3 +304,128 @@ def read_exclude_file(path: str | Path) -> tuple[int, ...]:
         if text:
             numbers.add(int(text))
     return tuple(sorted(numbers))
+
+
+def write_report(
+    report: Report | MixtureReport, *, exclude_file: Path | None = None, html_file: Path | None = None
+) -> None:
+    """Write the report to the given files, for people and for the pipeline; for programs there is `to_json`."""
+    format_exclude: Any = format_exclude_file if isinstance(report, Report) else format_mixture_exclude_file
+    for path, format_file in ((exclude_file, format_exclude), (html_file, format_page)):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, format_file(report))
+
+
+def format_page(report: Report | MixtureReport) -> str:
+    """Return the report as an HTML page; draws the plots and decodes the frames for the thumbnails."""
+    if isinstance(report, Report):
+        root, body = report.root, page_part("dataset", _shown(report), template=_TEMPLATE)
+    else:
+        root, body = report.mixture, _mixture_part(report)
+    title = page_part("title", "raypipe validate", report.severity, template=_TEMPLATE)
+    return make_page(f"raypipe validate {root}", page_part("view", title, body, "top"))
+
+
+def _shown(report: Report, *, has_plots: bool = True, most_thumbnails: int = _MAX_THUMBNAILS) -> dict[str, Any]:
+    """Return what the page shows of a dataset; draws the plots and decodes the frames for the thumbnails."""
+    return {
+        "lines": _summary_lines(report),
+        "plots": _draw_plots(report) if has_plots else [],
+        "folds": [(fold, KINDS[fold.kind].meaning) for fold in fold_findings(report.findings)],
+        "thumbnails": _read_thumbnails(open_storage(report.root), report.findings, most=most_thumbnails),
+    }
+
+
+def _mixture_part(report: MixtureReport) -> str:
+    """Return an index of the datasets, then a section for each."""
+    with_findings = sum(bool(one.findings) for one in report.reports.values())
+    most = min(_MAX_THUMBNAILS, max(1, _MAX_PICTURES // max(1, with_findings)))
+    drawn = set(_worst_members(report)[:_MAX_DRAWN])
+    members = []
+    for member in report.members:
+        told: dict[str, Any] = {"name": member.name, "root": member.root, "shown": None}
+        if member.name in report.reports:
+            one = report.reports[member.name]
+            told["severity"] = one.severity
+            told["numbers"] = (*count_severities(one.findings).values(), one.counts.episodes, one.counts.frames)
+            told["shown"] = _shown(one, has_plots=member.name in drawn, most_thumbnails=most)
+        members.append(told)
+    own = [(fold, KINDS[fold.kind].meaning, _own_text(fold)) for fold in fold_findings(report.findings)]
+    worst = either(len(drawn), "the worst dataset", f"the {len(drawn)} worst datasets")
+    cut = f"Plots are of {worst}; frames are up to {most} of each." if len(report.reports) > len(drawn) else ""
+    return page_part("mixture", _summary_lines(report), own, members, cut, template=_TEMPLATE)
+
+
+def _draw_plots(report: Report) -> list[PagePicture]:
+    """Return the plots: episode lengths, findings by kind, and timestamp drift if there is any."""
+    of_time = {"timestamp-drift", "timestamp-offset", "timestamp-jitter", "fps-mismatch"} & report.tally.keys()
+    wanted = {_draw_lengths: len(report.summary), _draw_kinds: report.findings, _draw_drift: of_time}
+    plots = []
+    for draw in (draw for draw, is_drawn in wanted.items() if is_drawn):
+        figure = new_figure(_WIDTH_INCHES, _HEIGHT_INCHES)
+        caption = draw(figure.subplots(), report)
+        plots.append((figure_png(figure, dpi=130), caption))
+    return plots
+
+
+def _draw_lengths(axes: Any, report: Report) -> str:
+    lengths = report.summary.num_frames
+    axes.hist(lengths, bins=min(40, max(5, len(np.unique(lengths)))), color="#3367d6")
+    axes.set(xlabel="frames of an episode", ylabel="episodes")
+    count_whole(axes.xaxis, axes.yaxis)
+    each = f"{span_text(lengths.min(), lengths.max())} {plural(lengths.max(), 'frame')}"
+    total_s = float(lengths.sum() / report.fps)
+    lasting = f", {total_s / 3600:.2f} hours" if total_s >= 3600 else f", {total_s:.1f} s" if total_s > 0 else ""
+    return f"lengths of {counted(len(lengths), 'episode')}: {each}{lasting}"
+
+
+def _draw_kinds(axes: Any, report: Report) -> str:
+    tally = report.tally
+    severities = {finding.kind: finding.severity for finding in reversed(report.findings)}
+    kinds = list(tally)[::-1]
+    axes.figure.set_figheight(max(_HEIGHT_INCHES, 0.25 * len(kinds) + 0.8))
+    bars = axes.barh(kinds, [tally[kind] for kind in kinds], color=[_COLOURS[severities[kind]] for kind in kinds])
+    axes.bar_label(bars, padding=3)
+    axes.set(xlabel="findings")
+    axes.margins(x=0.15)
+    if max(tally.values()) > _LOG_SCALE_FROM:
+        axes.set_xscale("symlog")
+    else:
+        count_whole(axes.xaxis)
+    return "findings by kind: red errors, amber warnings, grey notes"
+
+
+def _draw_drift(axes: Any, report: Report) -> str:
+    summary = report.summary
+    episodes = summary.episode_index
+    axes.plot(episodes, summary.drift_s, ".", markersize=4, color="#b26a00", label="largest drift in the episode")
+    axes.plot(episodes, summary.offset_s, ".", markersize=4, color="#3367d6", label="first timestamp")
+    axes.axhline(0, color="#999", linewidth=0.8)
+    axes.set(xlabel="episode", ylabel="seconds")
+    count_whole(axes.xaxis)
+    axes.legend(fontsize=8)
+    return "how far timestamps are from frame / fps"
+
+
+def _read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int) -> list[PagePicture]:
+    """Return up to `most` frames that video findings point at, without those that cannot be decoded."""
+    pictures: list[PagePicture] = []
+    for finding in findings:
+        place = finding.place
+        if finding.kind in ("video-crash", "video-unreadable") or not place.file.endswith(".mp4"):
+            continue
+        for frame in place.frames:
+            if len(pictures) == most:
+                return pictures
+            from raypipe.decode import OpenVideo
+
+            try:
+                pixels = OpenVideo(storage, place.file).read_frames(np.array([frame]))[0].numpy()
+            except DatasetError:
+                # A finding reports it.
+                continue
+            told = f"{plural(len(place.episodes), 'episode')} {', '.join(map(str, place.episodes))}, {place.feature}"
+            caption = f"{finding.kind}: frame {frame} of {place.file} ({told})"
+            pictures.append((encode_pixels(pixels), caption))
+    return pictures
