@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,9 +22,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from raypipe.bench.loaders import Request, make_pipeline, sample_windows
+from raypipe.bench.loaders import (
+    BenchSpec,
+    Request,
+    Setting,
+    differing,
+    grid,
+    make_pipeline,
+    parse_setting,
+    sample_windows,
+)
 from raypipe.bench.report import BenchReport, left_out_lines, row_line, with_cores
-from raypipe.bench.settings import BenchSpec, Setting, differing, grid, parse_setting
 from raypipe.dataset import Dataset, unreadable_cameras
 from raypipe.errors import ConfigError
 from raypipe.mixture import is_mixture_file, open_dataset
@@ -71,7 +80,7 @@ def run_bench(
         base = _make_request(dataset, spec)
         pipe = make_pipeline(dataset, base)
         tried = _choose(pipe, dataset, base, settings, is_quick=is_quick)
-    for line in left_out_lines(_left_out(dataset)):
+    for line in left_out_lines(unreadable_cameras(dataset.meta, dataset.missing_cameras)):
         on_line(line)
     if pipe.config.budget.is_long_gop and not settings:
         on_line(_tell_long_gop(pipe.config.budget))
@@ -185,19 +194,13 @@ def _describe_data(dataset: Dataset, episodes: list[int], batch_size: int) -> di
     return {
         "fingerprint": meta.order_fingerprint,
         "cameras": len(dataset.spec.cameras),
-        "left_out_cameras": _left_out(dataset),
+        "left_out_cameras": unreadable_cameras(meta, dataset.missing_cameras),
         "episodes": len(meta.episodes),
         "frames": meta.num_frames,
         "used_episodes": len(episodes),
         "used_frames": int(lengths.sum()),
         "full_shuffle_episodes": expected_distinct(lengths, batch_size),
     }
-
-
-def _left_out(dataset: Dataset) -> dict[str, list[str]]:
-    """Return the declared cameras that the bench does not measure, by reason."""
-    unreadable = unreadable_cameras(dataset.meta, dataset.missing_cameras)
-    return {why: list(names) for why, names in unreadable.items() if names}
 
 
 def _measure_settings(
@@ -287,10 +290,8 @@ def describe_machine() -> dict[str, Any]:
     """Return processor, cores, memory, load, Python and package versions, and the command line."""
     versions = {}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     # Show the name of an installed program, but the typed path of a script.
     words = ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name]
     return {
