@@ -10,7 +10,6 @@ that counts. What must come is computed from the plan alone.
 """
 
 import asyncio
-import hashlib
 import json
 import os
 import shutil
@@ -28,12 +27,13 @@ import batches
 import pytest
 import ray
 import ray._private.state
-import torch
-from batches import frames_of, planned_frames
+import waiting
+from batches import digest_of, frames_of, planned_frames
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_session import end_ray
+from waiting import PATIENCE_S, wait_until
 
 from raypipe.dataset import Dataset
 from raypipe.format import DatasetMeta
@@ -44,6 +44,7 @@ from raypipe.plan import OrderState, WorldPlan, plan_epoch, plan_world, resume, 
 # The workers of Ray cannot import modules of the tests: what is defined there travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(batches)
+cloudpickle.register_pickle_by_value(waiting)
 
 NEVER = -1
 
@@ -52,9 +53,6 @@ FEED = {"spans_per_block": 1, "prefetch_blocks": 1}
 
 LENGTHS = tuple(1 + 3 * i % 5 for i in range(40))
 """120 frames in many episodes, for the same reason."""
-
-PATIENCE_S = 90.0
-"""How long anything may take that must happen. Nothing here waits that long unless it hangs."""
 
 
 @dataclass(frozen=True)
@@ -167,20 +165,6 @@ class Rank:
                 brought = (frames_of(batch), digest_of(batch), loader.state_dict(), os.getpid())
                 ray.get(ledger.commit.remote(attempt, rank, *brought))
                 num_steps += 1
-
-
-def digest_of(batch) -> str:
-    """A hash of all keys, types, shapes and values of a batch."""
-    digest = hashlib.sha256()
-    for key in sorted(batch):
-        value = batch[key]
-        digest.update(key.encode())
-        if isinstance(value, torch.Tensor):
-            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.contiguous().numpy().tobytes())
-        else:
-            digest.update(repr(value).encode())
-    return digest.hexdigest()
 
 
 class Training:
@@ -434,13 +418,6 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-def wait_until(is_so, what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.1)
 
 
 def wait_for(refs):

@@ -1,5 +1,6 @@
 """What the tests of loaders share: datasets that hold a bit of everything, and batches compared with samples."""
 
+import hashlib
 from functools import cache
 
 import numpy as np
@@ -50,6 +51,20 @@ def frames_of(batch) -> list[tuple[int, int]]:
 
 def frames_of_all(batches) -> list[tuple[int, int]]:
     return [frame for batch in batches for frame in frames_of(batch)]
+
+
+def digest_of(batch) -> str:
+    """A hash of all keys, types, shapes and values of a batch."""
+    digest = hashlib.sha256()
+    for key in sorted(batch):
+        value = batch[key]
+        digest.update(key.encode())
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.contiguous().numpy().tobytes())
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()
 
 
 def frames_of_dataset(dataset) -> list[tuple[int, int]]:

@@ -3,13 +3,11 @@
 import os
 import random
 import threading
-import time
+
+from waiting import PATIENCE_S
 
 from raypipe.storage.cache_folder import name_of
 from raypipe.storage.local_files import lock_file
-
-SOON_S = 30.0
-"""For what must come: a test that waits so long has failed."""
 
 
 def content_of(key, size):
@@ -48,7 +46,7 @@ class Gated(Fetch):
 
     def during(self, written):
         self.started.set()
-        assert self.gate.wait(SOON_S)
+        assert self.gate.wait(PATIENCE_S)
 
 
 def ledger_bytes(folder):
@@ -72,13 +70,6 @@ def put(cache, *keys, size=100):
 
 def never(path, progress):
     raise AssertionError("fetched again")
-
-
-def until(holds):
-    end = time.monotonic() + SOON_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 class Watcher(threading.Thread):

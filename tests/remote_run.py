@@ -4,7 +4,6 @@
 (``local``), in which cache, and whether its ranks are ``killed`` or ``unbroken``.
 """
 
-import hashlib
 import json
 import os
 import signal
@@ -12,22 +11,12 @@ import sys
 from pathlib import Path
 
 import ray
-import torch
-from batches import WINDOWS
+from batches import WINDOWS, digest_of
 from ray_session import run_ranks
 
 import raypipe as rp
 
 KEPT = {"whole": 1 << 30, "parts": 0}
-
-
-def digest_of(batch) -> str:
-    digest = hashlib.sha256()
-    for key in sorted(batch):
-        value = batch[key]
-        content = value.contiguous().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
-        digest.update(key.encode() + content)
-    return digest.hexdigest()
 
 
 def make_pipe(root: str, **options) -> rp.Pipeline:

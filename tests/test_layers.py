@@ -45,7 +45,7 @@ HOMES = {
         "views.pixels",
     },
     "torchcodec": {"decode.videos", "testing.video", "bench"},
-    "matplotlib": {"text.figures", "text.pages", "views", "bench.report"},
+    "matplotlib": {"text.figures", "text.pages", "views"},
     "PIL": {"decode.pixels", "testing.write"},
     "ray": {
         "storage.request_budget",

@@ -15,8 +15,8 @@ class Floor:
         self._loader = FloorLoader(request.root, None, os.cpu_count() or 1)
 
     def epoch(self) -> Iterator[common.Batch]:
-        for item in self._loader.epoch():
-            yield list(range(item.num_samples)), []
+        for num_samples, _ in self._loader.epoch():
+            yield list(range(num_samples)), []
 
 
 if __name__ == "__main__":

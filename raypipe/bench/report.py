@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from raypipe.bench.settings import Setting
+from raypipe.bench.loaders import Setting
 from raypipe.errors import ConfigError
 from raypipe.plan import DEFAULT_LIVE_BYTES
 from raypipe.storage import check_writable, save_figure
-from raypipe.text import counted
+from raypipe.text import counted, field_names, new_figure
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -135,12 +135,8 @@ def read_report(path: str | Path) -> BenchReport:
         raise ConfigError(f"{str(path)!r} is no JSON: {error}") from error
     if not isinstance(content, dict) or content.get("raypipe_bench") != FORMAT:
         raise ConfigError(f"{str(path)!r} was not written by `raypipe bench ROOT --json-file FILE` of this version")
-    return BenchReport(
-        machine=content["machine"],
-        conditions=content["conditions"],
-        floor=content["floor"],
-        rows=tuple(content["rows"]),
-    )
+    fields = {name: content[name] for name in field_names(BenchReport)}
+    return BenchReport(**fields | {"rows": tuple(fields["rows"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,20 +319,16 @@ def check_plot(path: Path) -> None:
 
 def plot_bench(report: BenchReport, path: Path) -> None:
     """Draw speed, CPU, memory and mixing of every setting as bars, fastest first, to a PNG file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = [row for row in report.ranked if "error" not in row]
-    best, names = report.find_best(), [row["name"] for row in rows]
-    figure = Figure(figsize=(12, 1.9 + 0.38 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
+    best, names, marks = report.find_best(), [row["name"] for row in rows], _marks(report)
+    figure = new_figure(12, 1.9 + 0.38 * len(rows))
     colours = ["#1b6e53" if row is best else "#8fa8b8" for row in rows]
     panels = figure.subplots(1, len(_PLOT_COLUMNS), sharey=True)
     for axes, (column, title) in zip(panels, _PLOT_COLUMNS.items(), strict=True):
         bars = axes.barh(names, [row[column] or 0.0 for row in rows], color=colours)
         axes.bar_label(bars, [_figure_text(row, column) or "?" for row in rows], padding=3, fontsize=8)
-        if mark := _mark(report, column):
-            axes.axvline(mark, color="#444444", linestyle=":", linewidth=1.2)
+        if column in marks:
+            axes.axvline(marks[column], color="#444444", linestyle=":", linewidth=1.2)
         axes.set_title(title, fontsize=10)
         axes.margins(x=0.18)
         axes.spines[["top", "right"]].set_visible(False)
@@ -349,23 +341,21 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     save_figure(figure, path, dpi=110)
 
 
-def _mark(report: BenchReport, column: str) -> float:
-    """Return the value to compare the bars of a column with; 0: none."""
-    marks = {
-        "samples_per_s": report.floor.get("samples_per_s"),
-        "cpu_s_per_1k": report.floor.get("cpu_s_per_1k"),
-        "distinct_episodes": report.conditions.get("full_shuffle_episodes"),
-    }
-    return marks.get(column) or 0.0
+def _marks(report: BenchReport) -> dict[str, float]:
+    """Return the values to compare the bars of some columns with."""
+    marks = {name: report.floor.get(name) for name in ("samples_per_s", "cpu_s_per_1k")}
+    marks["distinct_episodes"] = report.conditions.get("full_shuffle_episodes")
+    return {name: mark for name, mark in marks.items() if mark}
 
 
 def describe_marks(report: BenchReport) -> list[str]:
     """Return the meanings of the colours, lines and signs in the picture."""
+    marks = _marks(report)
     lines = {
-        "the floor, which only decodes": _mark(report, "samples_per_s") or _mark(report, "cpu_s_per_1k"),
-        "a full shuffle": _mark(report, "distinct_episodes"),
+        "the floor, which only decodes": marks.keys() - {"distinct_episodes"},
+        "a full shuffle": "distinct_episodes" in marks,
     }
-    dotted = ", and ".join(text for text, mark in lines.items() if mark)
+    dotted = ", and ".join(text for text, is_drawn in lines.items() if is_drawn)
     meanings = {
         "dark green is advised": report.find_best() is not None,
         f"dotted: {dotted}": bool(dotted),

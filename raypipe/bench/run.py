@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,9 +22,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from raypipe.bench.loaders import Request, make_pipeline, sample_windows
+from raypipe.bench.loaders import (
+    BenchSpec,
+    Request,
+    Setting,
+    differing,
+    grid,
+    make_pipeline,
+    parse_setting,
+    sample_windows,
+)
 from raypipe.bench.report import BenchReport, left_out_lines, row_line, with_cores
-from raypipe.bench.settings import BenchSpec, Setting, differing, grid, parse_setting
 from raypipe.dataset import Dataset, unreadable_cameras
 from raypipe.errors import ConfigError
 from raypipe.mixture import is_mixture_file, open_dataset
@@ -287,10 +296,8 @@ def describe_machine() -> dict[str, Any]:
     """Return processor, cores, memory, load, Python and package versions, and the command line."""
     versions = {}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     # Show the name of an installed program, but the typed path of a script.
     words = ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name]
     return {

@@ -118,21 +118,16 @@ class _PolicyBatch:
         for name, value in batch.items():
             if not isinstance(value, torch.Tensor):
                 continue
-            if name in self.cameras:
-                # LeRobot's collated cameras are contiguous; in another layout a convolution rounds differently.
-                changed[name] = self._floats(name, value).contiguous()
+            # LeRobot's collated cameras are contiguous; in another layout a convolution rounds differently.
+            if name in self.cameras and value.dtype == torch.uint8:
+                # Convert straight to the wanted layout: else the floats would be copied again.
+                changed[name] = value.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+            elif name in self.cameras:
+                changed[name] = (value / _MM_PER_M if name in self.in_metres else value).contiguous()
             elif value.dtype == torch.float64:
                 # LeRobot reads rows as Python floats, and torch makes float32 of them.
                 changed[name] = value.to(torch.float32)
         return changed
-
-    def _floats(self, camera: str, value: "torch.Tensor") -> "torch.Tensor":
-        import torch
-
-        if value.dtype == torch.uint8:
-            # Convert straight to the wanted layout: else the floats would be copied again.
-            return value.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-        return value / _MM_PER_M if camera in self.in_metres else value
 
 
 def metadata(source: Dataset | Mixture | Pipeline, *, depth_unit: DepthUnit = "mm") -> "LeRobotDatasetMetadata":
@@ -217,14 +212,17 @@ def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]], sto
     utils, frames = import_lerobot("lerobot.datasets.utils"), import_lerobot("pandas")
     episodes, tasks = _episodes(dataset), _tasks(dataset)
     root = "mixture" if isinstance(dataset, Mixture) else dataset.meta.root
+    robots = dataset.robot_types if isinstance(dataset, Mixture) else (dataset.meta.robot_type,)
+    # Of a mixture with several rates LeRobot shows that of the first member.
+    fps = _members(dataset)[0].meta.fps
     info = utils.DatasetInfo(
         codebase_version="v3.0",
-        fps=_fps(dataset),
+        fps=int(fps) if fps == int(fps) else fps,
         features=features,
         total_episodes=len(episodes),
         total_frames=sum(episodes["length"]),
         total_tasks=len(tasks),
-        robot_type=", ".join(dict.fromkeys(_robots(dataset))),
+        robot_type=", ".join(dict.fromkeys(robots)),
     )
     return {
         "repo_id": Path(root).name,
@@ -244,16 +242,6 @@ def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]], sto
 
 def _members(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
     return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
-
-
-def _robots(dataset: Dataset | Mixture) -> tuple[str, ...]:
-    return dataset.robot_types if isinstance(dataset, Mixture) else (dataset.meta.robot_type,)
-
-
-def _fps(dataset: Dataset | Mixture) -> float:
-    """Return the frame rate; for a mixture with several, that of its first member, which LeRobot only shows."""
-    fps = _members(dataset)[0].meta.fps
-    return int(fps) if fps == int(fps) else fps
 
 
 def _tasks(dataset: Dataset | Mixture) -> list[str]:
@@ -278,7 +266,11 @@ def _episodes(dataset: Dataset | Mixture) -> Any:
 
 
 def _stats(stored: Stats, features: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the statistics of the features in batches; warn of missing ones, which LeRobot silently ignores."""
+    """Return the statistics of the features in batches.
+
+    Warn of missing ones, which LeRobot silently ignores, and of a std so small that it would scale pixels far outside
+    a network's range.
+    """
     stats = {name: dict(stored[name]) for name in features if name in stored}
     lacking = [
         name
@@ -293,17 +285,13 @@ def _stats(stored: Stats, features: Mapping[str, Mapping[str, Any]]) -> dict[str
             f"`raypipe reshard ROOT OUT` computes those of rows; for cameras LeRobot's IMAGENET_STATS will do.",
             stacklevel=4,
         )
-    _warn_of_narrow(stats, [name for name, feature in features.items() if feature["dtype"] in ("video", "image")])
-    return stats
-
-
-def _warn_of_narrow(stats: Mapping[str, Mapping[str, Any]], cameras: list[str]) -> None:
-    """Warn of cameras with a std so small that LeRobot would scale their pixels far outside a network's range."""
-    narrow = [name for name in cameras if "std" in stats.get(name, {}) and np.min(stats[name]["std"]) < _LEAST_STD]
+    cameras = [name for name in stats if features[name]["dtype"] in ("video", "image") and "std" in stats[name]]
+    narrow = [name for name in cameras if np.min(stats[name]["std"]) < _LEAST_STD]
     if narrow:
         warnings.warn(
             f"the stored std of {', '.join(narrow)} is below {_LEAST_STD:g}: LeRobot would scale its pixels to "
             f"thousands and more. Put LeRobot's IMAGENET_STATS in its place, as lerobot-train does, or "
             f"compute the statistics again.",
-            stacklevel=5,
+            stacklevel=4,
         )
+    return stats

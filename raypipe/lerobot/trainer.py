@@ -122,8 +122,13 @@ class TrainerFeed:
         assert self.config is not None, "the script makes its datasets before its loaders"
         loader = _open_loader(dataset, self.config)
         if dataset.name == "train":
-            if self.config.resume:
-                _go_on(loader, Path(self.config.checkpoint_path or ""))
+            checkpoint = Path(self.config.checkpoint_path or "")
+            if self.config.resume and not restore(checkpoint, loader) and loader.rank == 0:
+                warnings.warn(
+                    f"{str(checkpoint)!r} has no folder {STATE_FOLDER!r}: it was saved by lerobot-train without "
+                    f"raypipe, whose order of frames is another. The data starts at the first batch of epoch 0.",
+                    stacklevel=3,
+                )
             self.loaders.append(loader)
         return FedLoader(loader, dataset)
 
@@ -231,7 +236,9 @@ def _fed_dataset(source: Dataset | Mixture, config: "TrainPipelineConfig", name:
     meta = metadata(pipe, depth_unit=config.dataset.depth_output_unit)
     if config.dataset.use_imagenet_stats:
         _use_imagenet_stats(meta)
-    transforms = _image_transforms(config) if name == "train" else None
+    wanted, transforms = config.dataset.image_transforms, None
+    if name == "train" and wanted.enable:
+        transforms = import_lerobot("lerobot.transforms").ImageTransforms(wanted)
     return FedDataset(pipe=pipe, meta=meta, name=name, image_transforms=transforms)
 
 
@@ -242,14 +249,6 @@ def _use_imagenet_stats(meta: "LeRobotDatasetMetadata") -> None:
     for camera in set(meta.camera_keys) - set(meta.depth_keys):
         found = {name: torch.tensor(values, dtype=torch.float32) for name, values in constants.IMAGENET_STATS.items()}
         meta.stats.setdefault(camera, {}).update(found)
-
-
-def _image_transforms(config: "TrainPipelineConfig") -> "Callable[[torch.Tensor], torch.Tensor] | None":
-    wanted = config.dataset.image_transforms
-    if not wanted.enable:
-        return None
-    made: Callable[[torch.Tensor], torch.Tensor] = import_lerobot("lerobot.transforms").ImageTransforms(wanted)
-    return made
 
 
 def _transformed(batch: dict[str, Any], meta: "LeRobotDatasetMetadata", transform: Any) -> dict[str, Any]:
@@ -278,15 +277,6 @@ def _open_loader(dataset: FedDataset, config: "TrainPipelineConfig") -> RankLoad
     else:
         (loader,) = dataset.pipe.loaders(1, name=dataset.name, transport="local", **settings)
     return batches(loader, depth_unit=config.dataset.depth_output_unit)
-
-
-def _go_on(loader: RankLoader, checkpoint: Path) -> None:
-    if not restore(checkpoint, loader) and loader.rank == 0:
-        warnings.warn(
-            f"{str(checkpoint)!r} has no folder {STATE_FOLDER!r}: it was saved by lerobot-train without raypipe, whose "
-            f"order of frames is another. The data starts at the first batch of epoch 0.",
-            stacklevel=4,
-        )
 
 
 class _Changed:

@@ -6,10 +6,11 @@ Holds only the choices and their checks. Nothing here writes a file or knows a c
 import random
 import re
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from raypipe.errors import ConfigError
 from raypipe.format import why_unfit_name
+from raypipe.text import check_choice
 
 Version = Literal["v3.0", "v2.1", "v2.0"]
 CameraKind = Literal["video", "image", "depth", "depth-image"]
@@ -54,17 +55,21 @@ class CameraSpec:
     """Order in which info.json writes this camera's `shape`; real datasets have both."""
 
     def __post_init__(self) -> None:
-        _check_choice("kind", self.kind, get_args(CameraKind))
-        _check_choice("codec", self.codec, get_args(Codec))
-        _check_choice("shape_order", self.shape_order, get_args(ShapeOrder))
+        _check_choices(self, kind=CameraKind, codec=Codec, shape_order=ShapeOrder)
         for field_name, least in (("gop", 1), ("b_frames", 0), ("crf", 0)):
             _check_at_least(f"{field_name} of camera {self.name!r}", getattr(self, field_name), least)
-        why = why_unfit_name(self.name)
-        if why:
+        if why := why_unfit_name(self.name):
             raise ConfigError(f"the name of the camera {self.name!r} {why}")
         if self.b_frames and self.codec not in ("h264", "hevc"):
             raise ConfigError(f"camera {self.name!r}: {self.codec} has no B-frames; set b_frames=0 or codec='h264'")
-        self._check_size()
+        codec = "hevc" if self.kind == "depth" else self.codec
+        least = _MIN_SIZE[codec] if self.is_video else 32
+        size = f"{self.height}x{self.width}"
+        if min(self.height, self.width) < least:
+            raise ConfigError(f"camera {self.name!r} is {size}; {codec} needs {least}x{least} or more")
+        # yuv420p halves the height and width of the chroma planes.
+        if self.kind == "video" and (self.height % 2 or self.width % 2):
+            raise ConfigError(f"camera {self.name!r} is {size}; a video needs an even height and width")
 
     @property
     def is_video(self) -> bool:
@@ -75,16 +80,6 @@ class CameraSpec:
     def is_depth(self) -> bool:
         """Whether the frames are distances."""
         return self.kind in ("depth", "depth-image")
-
-    def _check_size(self) -> None:
-        codec = "hevc" if self.kind == "depth" else self.codec
-        least = _MIN_SIZE[codec] if self.is_video else 32
-        size = f"{self.height}x{self.width}"
-        if min(self.height, self.width) < least:
-            raise ConfigError(f"camera {self.name!r} is {size}; {codec} needs {least}x{least} or more")
-        # yuv420p halves the height and width of the chroma planes.
-        if self.kind == "video" and (self.height % 2 or self.width % 2):
-            raise ConfigError(f"camera {self.name!r} is {size}; a video needs an even height and width")
 
 
 def _default_cameras() -> tuple[CameraSpec, ...]:
@@ -132,28 +127,15 @@ class SynthSpec:
     """Sets the phases of the curves in state and action, and the texture."""
 
     def __post_init__(self) -> None:
-        _check_choice("version", self.version, get_args(Version))
-        _check_choice("join", self.join, get_args(Join))
-        _check_choice("pixels", self.pixels, get_args(PixelStyle))
-        for column in self.drop_columns:
-            _check_choice("drop_columns", column, get_args(DroppedColumn))
-        for feature in self.extra_features:
-            _check_choice("extra_features", feature, get_args(ExtraFeature))
+        _check_choices(self, version=Version, join=Join, pixels=PixelStyle)
+        _check_choices(self, drop_columns=DroppedColumn, extra_features=ExtraFeature)
+        counts = ["fps", "state_dim", "action_dim", "chunks_size"]
+        counts += ["episodes_per_data_file", "episodes_per_video_file", "episodes_per_meta_file"]
         if isinstance(self.row_groups, int):
-            _check_at_least("row_groups", self.row_groups, 1)
+            counts.append("row_groups")
         else:
-            _check_choice("row_groups", self.row_groups, get_args(RowGroups))
-        self._check_counts()
-        self._check_cameras()
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether files hold several episodes (v3.0)."""
-        return self.version == "v3.0"
-
-    def _check_counts(self) -> None:
-        per_file = ("episodes_per_data_file", "episodes_per_video_file", "episodes_per_meta_file")
-        for name in ("fps", "state_dim", "action_dim", "chunks_size", *per_file):
+            _check_choices(self, row_groups=RowGroups)
+        for name in counts:
             _check_at_least(name, getattr(self, name), 1)
         _check_at_least("gap_frames", self.gap_frames, 0)
         _check_at_least("the number of episodes in lengths", len(self.lengths), 1)
@@ -165,13 +147,16 @@ class SynthSpec:
             raise ConfigError(
                 f"gap_frames={self.gap_frames} needs version 'v3.0': an mp4 of {self.version} has one episode"
             )
-
-    def _check_cameras(self) -> None:
         names = [camera.name for camera in self.cameras]
         if len(set(names)) < len(names):
             raise ConfigError(f"cameras must have different names, got {names}")
         if len(names) > MAX_CAMERAS:
             raise ConfigError(f"a stamp tells at most {MAX_CAMERAS} cameras apart, got {len(names)}")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether files hold several episodes (v3.0)."""
+        return self.version == "v3.0"
 
 
 def varied_lengths(num_episodes: int, mean: int, seed: int) -> tuple[int, ...]:
@@ -188,7 +173,7 @@ def numbered_cameras(num_cameras: int, size: str, codec: str, gop: int) -> tuple
     match = re.fullmatch(r"(\d+)x(\d+)", size)
     if not match:
         raise ConfigError(f"the size of a camera is WIDTHxHEIGHT, as 96x64, got {size!r}")
-    _check_choice("codec", codec, get_args(Codec))
+    check_choice("codec", codec, get_args(Codec))
     return tuple(
         CameraSpec(
             name=f"observation.images.camera_{number}",
@@ -201,9 +186,12 @@ def numbered_cameras(num_cameras: int, size: str, codec: str, gop: int) -> tuple
     )
 
 
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+def _check_choices(spec: object, **kinds: Any) -> None:
+    """Check fields of a spec, or each item of a tuple, by their `Literal`."""
+    for name, kind in kinds.items():
+        value = getattr(spec, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            check_choice(name, item, get_args(kind))
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -8,12 +8,11 @@ encodes depth (12-bit HEVC) and joins clips without encoding again.
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError
 from raypipe.testing.checks import spread_cells, stamp_boards
 from raypipe.testing.spec import CameraSpec, SynthSpec
+from raypipe.text import check_choice
 
 _ENCODERS = {"h264": "libx264", "av1": "libsvtav1", "hevc": "libx265", "vp9": "libvpx-vp9"}
 _SAME_BYTES: Final = "cpu-independent=1"
@@ -35,21 +35,8 @@ _COPY_OPTIONS = ["-c", "copy", "-movflags", "+faststart"]
 _INSTALL = "apt-get install ffmpeg (or: conda install -c conda-forge ffmpeg; brew install ffmpeg)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameRun:
-    """Frames ``0..num_frames`` of one episode, consecutive in an mp4; a gap is a run of `GAP_EPISODE`."""
-
-    episode: int
-    num_frames: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoFile:
-    """One mp4 to write."""
-
-    path: Path
-    camera_number: int
-    runs: tuple[FrameRun, ...]
+FrameRun = tuple[int, int]
+"""Frames ``0..n`` of one episode, consecutive in an mp4: (episode, n); a gap is a run of `GAP_EPISODE`."""
 
 
 def encoders() -> dict[str, str]:
@@ -63,8 +50,7 @@ def encoders() -> dict[str, str]:
 @cache
 def has_encoder(codec: str) -> bool:
     """Return whether FFmpeg here can write `codec` (``h264``, ``av1``, ``hevc``, ``vp9``)."""
-    if codec not in _ENCODERS:
-        raise ConfigError(f"codec must be one of {', '.join(map(repr, _ENCODERS))}, got {codec!r}")
+    check_choice("codec", codec, list(_ENCODERS))
     camera = CameraSpec(name="probe", codec=codec)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -90,19 +76,18 @@ def check_tools(spec: SynthSpec) -> None:
             raise ConfigError(f"camera {camera.name!r}: {reason} needs the `ffmpeg` command: {_INSTALL}")
 
 
-def write_video(spec: SynthSpec, file: VideoFile) -> list[tuple[float, float]]:
+def write_video(spec: SynthSpec, camera_number: int, path: Path, runs: Sequence[FrameRun]) -> list[tuple[float, float]]:
     """Write an mp4 and return when each of its runs starts and stops, in seconds of that mp4.
 
     With ``join="encode"`` a time is a frame number over fps. With ``join="concat"`` it is the sum of the durations of
     the clips before it, with the rounding of float additions, as in LeRobot's recorder.
     """
-    file.path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if _is_joined(spec):
-        durations = _write_joined(spec, file)
-        stops = list(accumulate(durations))
+        stops = list(accumulate(_write_joined(spec, camera_number, path, runs)))
     else:
-        _encode(spec, file)
-        stops = [frames / spec.fps for frames in accumulate(run.num_frames for run in file.runs)]
+        _encode(spec, camera_number, path, runs)
+        stops = [frames / spec.fps for frames in accumulate(num_frames for _, num_frames in runs)]
     return list(zip([0.0, *stops], stops, strict=False))
 
 
@@ -110,16 +95,14 @@ def _is_joined(spec: SynthSpec) -> bool:
     return spec.is_packed and spec.join == "concat"
 
 
-def _write_joined(spec: SynthSpec, file: VideoFile) -> list[float]:
+def _write_joined(spec: SynthSpec, camera_number: int, path: Path, runs: Sequence[FrameRun]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
-        clips = []
-        for number, run in enumerate(file.runs):
-            clip = VideoFile(path=Path(folder) / f"{number}.mp4", camera_number=file.camera_number, runs=(run,))
-            _encode(spec, clip)
-            clips.append(clip.path)
+        clips = [Path(folder) / f"{number}.mp4" for number in range(len(runs))]
+        for clip, run in zip(clips, runs, strict=True):
+            _encode(spec, camera_number, clip, [run])
         listing = Path(folder) / "clips.txt"
         listing.write_text("".join(f"file '{clip}'\n" for clip in clips))
-        _run_ffmpeg(["-f", "concat", "-safe", "0", "-i", str(listing), *_COPY_OPTIONS, str(file.path)])
+        _run_ffmpeg(["-f", "concat", "-safe", "0", "-i", str(listing), *_COPY_OPTIONS, str(path)])
         return [_duration_s(clip) for clip in clips]
 
 
@@ -129,14 +112,15 @@ def _duration_s(path: Path) -> float:
     return float(duration)
 
 
-def _encode(spec: SynthSpec, file: VideoFile) -> None:
-    if spec.cameras[file.camera_number].is_depth:
-        _encode_depth(spec, file)
+def _encode(spec: SynthSpec, camera_number: int, path: Path, runs: Sequence[FrameRun]) -> None:
+    camera = spec.cameras[camera_number]
+    chunks = (chunk for run in runs for chunk in iter_frames(spec, camera_number, *run))
+    if camera.is_depth:
+        _encode_depth(camera, spec.fps, path, chunks)
         return
-    with open_writer(file.path, _coding(spec.cameras[file.camera_number], fps=spec.fps)) as stream:
-        for run in file.runs:
-            for frames in iter_frames(spec, file.camera_number, run.episode, run.num_frames):
-                stream.add_frames(torch.from_numpy(frames))
+    with open_writer(path, _coding(camera, fps=spec.fps)) as stream:
+        for frames in chunks:
+            stream.add_frames(torch.from_numpy(frames))
 
 
 def _coding(camera: CameraSpec, *, fps: int) -> VideoCoding:
@@ -188,19 +172,13 @@ _SMALL_BLOCKS: Final = ":b-adapt=0:ctu=16:min-cu-size=8:early-skip=0:rskip=0"
 frame before, in 1 frame of 300."""
 
 
-def _encode_depth(spec: SynthSpec, file: VideoFile) -> None:
-    camera = spec.cameras[file.camera_number]
+def _encode_depth(camera: CameraSpec, fps: int, path: Path, chunks: Iterable[NDArray[Any]]) -> None:
     size = f"{camera.width}x{camera.height}"
-    source = ["-f", "rawvideo", "-pix_fmt", "gray12le", "-s", size, "-r", str(spec.fps), "-i", "-"]
+    source = ["-f", "rawvideo", "-pix_fmt", "gray12le", "-s", size, "-r", str(fps), "-i", "-"]
     codec = ["-c:v", "libx265", "-pix_fmt", "gray12le", "-preset", "ultrafast"]
     x265 = _x265_params(camera.gop, camera.b_frames) + _SMALL_BLOCKS
     params = ["-x265-params", f"{x265}:lossless=1", "-g", str(camera.gop)]
-    frames = (
-        depth_codes(chunk).tobytes()  # type: ignore[arg-type]
-        for run in file.runs
-        for chunk in iter_frames(spec, file.camera_number, run.episode, run.num_frames)
-    )
-    _run_ffmpeg([*source, *codec, *params, str(file.path)], frames)
+    _run_ffmpeg([*source, *codec, *params, str(path)], (depth_codes(chunk).tobytes() for chunk in chunks))
 
 
 def _run_ffmpeg(arguments: list[str], stdin: Iterable[bytes] = ()) -> None:

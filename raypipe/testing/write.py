@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ from raypipe.testing.video import (
     DEPTH_MIN_M,
     DEPTH_SHIFT_M,
     FrameRun,
-    VideoFile,
     check_tools,
     draw_frames,
     iter_frames,
@@ -59,15 +59,6 @@ _STATS_FRAMES = 4
 _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _LEFT_OUT = {"v3.0": (), "v2.1": tuple(QUANTILES), "v2.0": (*QUANTILES, "count")}
 """The statistics that a version does not store."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeRange:
-    """Episodes ``start..stop`` of a dataset, and the dataset's row number at which the first one starts."""
-
-    start: int
-    stop: int
-    first_row: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,48 +96,45 @@ def write_dataset(root: str | os.PathLike[str], spec: SynthSpec, *, progress: bo
 
 
 def _write_videos(root: Path, spec: SynthSpec, *, progress: bool) -> dict[str, list[VideoPlace]]:
-    groups = episode_ranges(spec, spec.episodes_per_video_file)
-    cameras = [number for number, camera in enumerate(spec.cameras) if camera.is_video]
-    files = []
-    for camera in cameras:
-        for number, episodes in enumerate(groups):
-            path = format_path(VIDEO_TEMPLATES[spec.is_packed], number, spec.cameras[camera].name, spec.chunks_size)
-            files.append(VideoFile(path=inside(root, path), camera_number=camera, runs=_runs(spec, episodes)))
+    runs = [_runs(spec, episodes) for episodes in episode_ranges(spec, spec.episodes_per_video_file)]
+    cameras = {number: camera.name for number, camera in enumerate(spec.cameras) if camera.is_video}
+    files = list(product(cameras, range(len(runs))))
+
+    def write(file: tuple[int, int]) -> list[tuple[float, float]]:
+        camera, number = file
+        path = format_path(VIDEO_TEMPLATES[spec.is_packed], number, cameras[camera], spec.chunks_size)
+        return write_video(spec, camera, inside(root, path), runs[number])
+
+    places: dict[str, list[VideoPlace]] = {name: [] for name in cameras.values()}
     with ThreadPoolExecutor(_NUM_THREADS) as pool, count_bar("writing videos", len(files), is_on=progress) as advance:
-        times = []
-        for written in pool.map(lambda file: write_video(spec, file), files):
-            times.append(written)
+        for (camera, number), times in zip(files, pool.map(write, files), strict=True):
             advance(1)
-    places: dict[str, list[VideoPlace]] = {spec.cameras[number].name: [] for number in cameras}
-    for position, (file, run_times) in enumerate(zip(files, times, strict=True)):
-        for run, (start, stop) in zip(file.runs, run_times, strict=True):
-            place = VideoPlace(file_number=position % len(groups), from_timestamp=start, to_timestamp=stop)
-            if run.episode != GAP_EPISODE:
-                places[spec.cameras[file.camera_number].name].append(place)
+            for (episode, _), (start, stop) in zip(runs[number], times, strict=True):
+                if episode != GAP_EPISODE:
+                    place = VideoPlace(file_number=number, from_timestamp=start, to_timestamp=stop)
+                    places[cameras[camera]].append(place)
     return places
 
 
-def _runs(spec: SynthSpec, episodes: EpisodeRange) -> tuple[FrameRun, ...]:
+def _runs(spec: SynthSpec, episodes: range) -> list[FrameRun]:
     runs: list[FrameRun] = []
-    for episode in range(episodes.start, episodes.stop):
+    for episode in episodes:
         if runs and spec.gap_frames:
-            runs.append(FrameRun(episode=GAP_EPISODE, num_frames=spec.gap_frames))
-        runs.append(FrameRun(episode=episode, num_frames=spec.lengths[episode]))
-    return tuple(runs)
+            runs.append((GAP_EPISODE, spec.gap_frames))
+        runs.append((episode, spec.lengths[episode]))
+    return runs
 
 
-def episode_ranges(spec: SynthSpec, per_file: int) -> list[EpisodeRange]:
+def episode_ranges(spec: SynthSpec, per_file: int) -> list[range]:
     """Return the episodes of each file, with `per_file` in a file (in v2.x always 1)."""
-    step = per_file if spec.is_packed else 1
-    first_rows = np.concatenate([[0], np.cumsum(spec.lengths)])
-    starts = range(0, len(spec.lengths), step)
-    return [EpisodeRange(start, min(start + step, len(spec.lengths)), int(first_rows[start])) for start in starts]
+    step, count = per_file if spec.is_packed else 1, len(spec.lengths)
+    return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 
-def row_columns(spec: SynthSpec, episodes: EpisodeRange) -> dict[str, NDArray[Any]]:
+def row_columns(spec: SynthSpec, episodes: range) -> dict[str, NDArray[Any]]:
     """Return the columns of some episodes by feature, without images, in the order of info.json."""
     lengths = np.array(spec.lengths[episodes.start : episodes.stop])
-    episode = np.repeat(np.arange(episodes.start, episodes.stop), lengths)
+    episode = np.repeat(episodes, lengths)
     frame = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     length = np.repeat(lengths, lengths)
     columns: dict[str, NDArray[Any]] = {
@@ -156,7 +144,7 @@ def row_columns(spec: SynthSpec, episodes: EpisodeRange) -> dict[str, NDArray[An
         "timestamp": (frame / spec.fps).astype(np.float32),
         "frame_index": frame,
         "episode_index": episode,
-        "index": episodes.first_row + np.arange(len(frame)),
+        "index": sum(spec.lengths[: episodes.start]) + np.arange(len(frame)),
         "task_index": task_numbers(spec, episode, frame, length),
     }
     return {name: values for name, values in columns.items() if name not in spec.drop_columns}
@@ -170,7 +158,7 @@ def task_numbers(
     return (episode + is_second_half) % len(spec.tasks)
 
 
-def write_rows(spec: SynthSpec, episodes: EpisodeRange, path: Path) -> None:
+def write_rows(spec: SynthSpec, episodes: range, path: Path) -> None:
     """Write the parquet file of some episodes, with row groups as `spec.row_groups` says."""
     table = _table(spec, episodes)
     lengths = spec.lengths[episodes.start : episodes.stop]
@@ -211,7 +199,7 @@ def _extra_column(
     return np.array(notes, dtype=object)
 
 
-def _table(spec: SynthSpec, episodes: EpisodeRange) -> pa.Table:
+def _table(spec: SynthSpec, episodes: range) -> pa.Table:
     arrays = {name: _array(values) for name, values in row_columns(spec, episodes).items()}
     images = {
         camera.name: _images(spec, number, episodes)
@@ -234,22 +222,18 @@ def _array(values: NDArray[Any]) -> pa.Array:
     return pa.array(values.tolist(), pa.list_(pa.list_(pa.float32())))
 
 
-def _images(spec: SynthSpec, camera_number: int, episodes: EpisodeRange) -> pa.Array:
+def _images(spec: SynthSpec, camera_number: int, episodes: range) -> pa.Array:
     is_depth = spec.cameras[camera_number].is_depth
     suffix = "tiff" if is_depth else "png"
     cells: list[dict[str, Any]] = []
-    for episode in range(episodes.start, episodes.stop):
+    for episode in episodes:
         for chunk in iter_frames(spec, camera_number, episode, spec.lengths[episode]):
             for image in chunk:
-                data = _file_bytes(image if is_depth else image.transpose(1, 2, 0), suffix)
-                cells.append({"bytes": data, "path": f"frame-{len(cells):06d}.{suffix}"})
+                buffer = io.BytesIO()
+                drawn = Image.fromarray(image if is_depth else image.transpose(1, 2, 0))
+                drawn.save(buffer, suffix, **({} if is_depth else {"compress_level": 1}))
+                cells.append({"bytes": buffer.getvalue(), "path": f"frame-{len(cells):06d}.{suffix}"})
     return pa.array(cells, _IMAGE_TYPE)
-
-
-def _file_bytes(image: NDArray[Any], suffix: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, suffix.upper(), **({"compress_level": 1} if suffix == "png" else {}))
-    return buffer.getvalue()
 
 
 def _hugging_face_type(kind: pa.DataType, spec: SynthSpec) -> dict[str, Any]:
@@ -272,12 +256,12 @@ def _plain(spec: SynthSpec, stats: Mapping[str, MadeStats]) -> dict[str, Any]:
     }
 
 
-def _episode_stats(spec: SynthSpec, episodes: EpisodeRange) -> list[dict[str, MadeStats]]:
+def _episode_stats(spec: SynthSpec, episodes: range) -> list[dict[str, MadeStats]]:
     """Return the statistics of each of the episodes, by feature; strings have none."""
     columns = row_columns(spec, episodes)
     stats = []
     start = 0
-    for episode in range(episodes.start, episodes.stop):
+    for episode in episodes:
         rows = slice(start, start + spec.lengths[episode])
         found: dict[str, MadeStats] = {
             name: describe_values(values[rows]) for name, values in columns.items() if values.dtype != object
@@ -379,7 +363,20 @@ def _camera_feature(camera: CameraSpec, spec: SynthSpec) -> dict[str, Any]:
     feature = _feature("video" if camera.is_video else "image", [sizes[name] for name in names], names)
     info: dict[str, Any] = {}
     if camera.is_video:
-        info = _video_info(camera, spec.fps)
+        info = {
+            "video.height": camera.height,
+            "video.width": camera.width,
+            "video.codec": "hevc" if camera.is_depth else camera.codec,
+            "video.pix_fmt": "gray12le" if camera.is_depth else "yuv420p",
+            "video.g": camera.gop,
+            "video.is_depth_map": camera.is_depth,
+            "video.fps": spec.fps,
+            "video.channels": sizes["channels"],
+            "has_audio": False,
+        }
+        if camera.is_depth:
+            info |= {"video.depth_min": DEPTH_MIN_M, "video.depth_max": DEPTH_MAX_M}
+            info |= {"video.shift": DEPTH_SHIFT_M, "video.use_log": True}
     if camera.is_depth:
         info |= {"is_depth_map": True, "depth_unit": "mm"}
     if not info:
@@ -389,24 +386,6 @@ def _camera_feature(camera: CameraSpec, spec: SynthSpec) -> dict[str, Any]:
         info = {name: value for name, value in info.items() if name not in ("video.height", "video.width")}
         return feature | {"video_info": info}
     return feature | {"info": info}
-
-
-def _video_info(camera: CameraSpec, fps: int) -> dict[str, Any]:
-    info: dict[str, Any] = {
-        "video.height": camera.height,
-        "video.width": camera.width,
-        "video.codec": "hevc" if camera.is_depth else camera.codec,
-        "video.pix_fmt": "gray12le" if camera.is_depth else "yuv420p",
-        "video.g": camera.gop,
-        "video.is_depth_map": camera.is_depth,
-        "video.fps": fps,
-        "video.channels": 1 if camera.is_depth else 3,
-        "has_audio": False,
-    }
-    if camera.is_depth:
-        info |= {"video.depth_min": DEPTH_MIN_M, "video.depth_max": DEPTH_MAX_M}
-        info |= {"video.shift": DEPTH_SHIFT_M, "video.use_log": True}
-    return info
 
 
 def _episode_tasks(spec: SynthSpec) -> list[list[str]]:

@@ -20,6 +20,7 @@ from raypipe.errors import ConfigError, ResumeError, as_damage
 from raypipe.feed import LOOPBACK
 from raypipe.loader import LoaderSettings, RankLoader
 from raypipe.pipeline import Pipeline, Transport
+from raypipe.storage import write_whole
 from raypipe.text import parse_json
 
 STATE_FOLDER: Final = "raypipe"
@@ -50,7 +51,8 @@ def share_loader(
             "Accelerator first. In a single process use pipe.loader()."
         )
     rank = dist.get_rank()
-    homes = _gather((platform.node(), tuple(sorted(os.sched_getaffinity(0)))))
+    homes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(homes, (platform.node(), tuple(sorted(os.sched_getaffinity(0)))))
     nodes = [node for node, _ in homes]
     shared: list[Any] = [None]
     loaders: list[RankLoader] = []
@@ -85,12 +87,6 @@ def _make_loaders(pipeline: Pipeline, transport: Transport, name: str, nodes: li
     return pipeline.served_loaders(len(nodes), host=host, name=name)
 
 
-def _gather(value: Any) -> list[Any]:
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered
-
-
 def _cluster_address() -> str:
     import ray
 
@@ -121,39 +117,41 @@ def write_states(checkpoint_dir: str | Path, *loaders: RankLoader) -> None:
         account = loader.account()
         write_rank_account(folder, account, loader.rank, loader.world_size)
         if loader.rank == 0:
-            path = folder / f"{loader.name}.json"
-            # Replace atomically: the folder may hold the state of an earlier step.
+            # Whole at any time: the folder may hold the state of an earlier step.
             saved = {**account.header.state, HEAD: account.header.head}
-            path.with_suffix(".new").write_text(json.dumps(saved, indent=2))
-            path.with_suffix(".new").replace(path)
+            write_whole(folder / f"{loader.name}.json", json.dumps(saved, indent=2))
 
 
 def restore(checkpoint_dir: str | Path, loader: RankLoader) -> bool:
     """Resume a loader from a folder that `write_states` wrote; return whether the folder has its state."""
-    state = read_state(checkpoint_dir, loader.name)
+    return restore_from(loader, *pyarrow.fs.FileSystem.from_uri(str(Path(checkpoint_dir).absolute())))
+
+
+def restore_from(loader: RankLoader, filesystem: pyarrow.fs.FileSystem, path: str) -> bool:
+    """Do what `restore` does with the folder `path` of any filesystem."""
+    state = state_in(loader.name, filesystem, path)
     if state is None:
         return False
-    filesystem, path = pyarrow.fs.FileSystem.from_uri(str(Path(checkpoint_dir).absolute()))
-    go_on(loader, state, filesystem, path)
-    return True
-
-
-def go_on(loader: RankLoader, state: dict[str, Any], filesystem: pyarrow.fs.FileSystem, path: str) -> None:
-    """Resume a loader from a state and the account beside it, in the folder `path` of a checkpoint."""
     loader.load_state_dict(state)
     # Rank 0 carries the earlier parts of all ranks. The other ranks drop what they did since the checkpoint.
     folder = f"{path}/{STATE_FOLDER}"
     loader.load_account(read_rank_accounts(filesystem, folder, loader.name) if loader.rank == 0 else ())
+    return True
 
 
 def read_state(checkpoint_dir: str | Path, name: str = "train") -> dict[str, Any] | None:
     """Return the state of the loader `name` in a folder that `write_states` wrote; None if it has none."""
-    path = Path(checkpoint_dir) / STATE_FOLDER / f"{name}.json"
-    return parse_state(path.read_bytes(), str(path)) if path.exists() else None
+    return state_in(name, *pyarrow.fs.FileSystem.from_uri(str(Path(checkpoint_dir).absolute())))
 
 
-def parse_state(content: bytes, place: str) -> dict[str, Any]:
-    """Return a state from the content of its file; `place` names the file in errors."""
+def state_in(name: str, filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any] | None:
+    """Return the state of the loader `name` in the folder `path` of a checkpoint; None if it has none."""
+    place = f"{path}/{STATE_FOLDER}/{name}.json"
+    try:
+        with filesystem.open_input_file(place) as file:
+            content = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     with as_damage(lambda error: ResumeError(f"damaged state {place!r}: {error}. Go back to an earlier checkpoint.")):
         state = parse_json(content)
     if not isinstance(state, dict):

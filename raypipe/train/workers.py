@@ -14,7 +14,7 @@ import torch
 from raypipe.errors import ConfigError
 from raypipe.loader import LoaderSettings, RankLoader
 from raypipe.pipeline import Pipeline
-from raypipe.train.processes import STATE_FOLDER, go_on, parse_state, write_states
+from raypipe.train.processes import STATE_FOLDER, restore_from, state_in, write_states
 
 
 def ingest(**pipelines: Pipeline) -> dict[str, Any]:
@@ -58,15 +58,15 @@ def get_loader(name: str = "train", **settings: Unpack[LoaderSettings]) -> RankL
     settings.setdefault("device", _worker_device())
     loader = loader.with_settings(**settings)
     checkpoint = ray.train.get_checkpoint()
-    state = read_checkpoint(checkpoint, name) if checkpoint is not None else None
-    if checkpoint is not None and state is not None:
-        go_on(loader, state, checkpoint.filesystem, checkpoint.path)
-    elif checkpoint is not None and not _has_states(checkpoint):
-        warnings.warn(
-            f"the checkpoint {checkpoint.path!r} has no state of any loader: {name!r} starts at epoch 0. Save states "
-            f"with rp.train.report(metrics, checkpoint_dir, loader), with a checkpoint_dir on rank 0.",
-            stacklevel=2,
-        )
+    if checkpoint is not None:
+        files, path = checkpoint.filesystem, checkpoint.path
+        is_restored = restore_from(loader, files, path)
+        if not is_restored and files.get_file_info(f"{path}/{STATE_FOLDER}").type == pyarrow.fs.FileType.NotFound:
+            warnings.warn(
+                f"the checkpoint {path!r} has no state of any loader: {name!r} starts at epoch 0. Save states with "
+                f"rp.train.report(metrics, checkpoint_dir, loader), with a checkpoint_dir on rank 0.",
+                stacklevel=2,
+            )
     _keep_account(loader)
     return loader
 
@@ -110,18 +110,7 @@ def report(metrics: Mapping[str, Any], checkpoint_dir: str | Path | None, *loade
 
 def read_checkpoint(checkpoint: ray.train.Checkpoint, name: str = "train") -> dict[str, Any] | None:
     """Return the state of the loader `name` in a checkpoint; None if it has none. Reads only that file."""
-    path = f"{checkpoint.path}/{STATE_FOLDER}/{name}.json"
-    try:
-        with checkpoint.filesystem.open_input_file(path) as file:
-            content = file.read()
-    except FileNotFoundError:
-        return None
-    return parse_state(content, path)
-
-
-def _has_states(checkpoint: ray.train.Checkpoint) -> bool:
-    info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{STATE_FOLDER}")
-    return bool(info.type != pyarrow.fs.FileType.NotFound)
+    return state_in(name, checkpoint.filesystem, checkpoint.path)
 
 
 def _worker_device() -> str:

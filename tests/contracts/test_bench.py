@@ -72,8 +72,8 @@ from raypipe.bench.loaders import RaypipeLoader, Request
 
 request = Request(root=sys.argv[1], batch_size=4, num_cpus=2, parts={"live_bytes": 1 << 30})
 loader = RaypipeLoader(request)
-part = [item.num_samples for item in islice(loader.epoch(), 3)]
-whole = [item.num_samples for item in loader.epoch()]
+part = [num_samples for num_samples, _ in islice(loader.epoch(), 3)]
+whole = [num_samples for num_samples, _ in loader.epoch()]
 loader.close()
 print(sum(part), sum(whole))
 """

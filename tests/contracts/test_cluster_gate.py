@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
-from attempts import wait_until
+from attempts import wait_for
 from ray import cloudpickle
 from ray_session import end_ray, ensure_ray
+from waiting import wait_until
 
 from raypipe.storage import request_budget as requests
 from raypipe.storage.request_budget import Budget, ClusterGate, SharedBudget
@@ -44,11 +45,36 @@ def no_actor(ray_cluster):
         end_budget()
 
 
+class NotedClock:
+    """The clock of a budget: `now` is what it said last."""
+
+    def __call__(self):
+        self.now = time.monotonic()
+        return self.now
+
+
+class NotingBudget(Budget):
+    """Notes when it lets a request through; who sends it may learn of that late on a busy machine."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.granted_at = []
+
+    def take(self, turn=None):
+        given = super().take(turn)
+        if not given.wait_s:
+            self.granted_at.append(self.clock.now)
+        return given
+
+    def when_granted(self):
+        return self.granted_at
+
+
 @pytest.fixture
 def actor(no_actor):
     """The budget of the cluster, made small before anybody asks for it."""
-    made = ray.remote(Budget).options(**NAMED, num_cpus=0).remote(LIMIT, PERIOD_S)
-    ray.get(made.take.remote())
+    made = ray.remote(NotingBudget).options(**NAMED, num_cpus=0).remote(LIMIT, PERIOD_S, clock=NotedClock())
+    wait_for(made.take.remote())
     return made
 
 
@@ -71,8 +97,9 @@ class Asker:
         return granted
 
     def pause(self, wait_s):
+        told_at = time.monotonic()
         self.gate.pause(wait_s)
-        return time.monotonic()
+        return told_at
 
 
 def askers(num):
@@ -80,14 +107,15 @@ def askers(num):
 
 
 def test_processes_share_one_budget(actor):
-    each = ray.get([asker.ask.remote(18) for asker in askers(3)], timeout=60)
+    each = wait_for([asker.ask.remote(18) for asker in askers(3)])
 
-    granted = sorted(at for one in each for at in one)
-    assert len(granted) == 54
-    # The clock of a machine is the same in all its processes. A grant is seen a moment after it was given.
+    granted = wait_for(actor.when_granted.remote())
+    assert [len(one) for one in each] == [18] * 3
+    # The first is that of the fixture.
+    assert len(granted) == 1 + 54
     for first in granted:
-        assert sum(first <= at < first + PERIOD_S - 0.5 for at in granted) <= LIMIT
-    assert granted[-1] - granted[0] > PERIOD_S
+        assert sum(first <= at < first + PERIOD_S for at in granted) <= LIMIT
+    assert granted[-1] - granted[1] > PERIOD_S
 
 
 def test_who_waits_asks_twice_and_not_over_and_over(actor):
@@ -115,54 +143,54 @@ class CountingGate(ClusterGate):
 
 def test_a_pause_told_by_one_process_holds_for_all(actor):
     teller, *others = askers(3)
-    ray.get([asker.ask.remote(1) for asker in others], timeout=30)
+    wait_for([asker.ask.remote(1) for asker in others])
 
-    told_at = ray.get(teller.pause.remote(1.5), timeout=30)
-    each = ray.get([asker.ask.remote(2) for asker in others], timeout=30)
+    told_at = wait_for(teller.pause.remote(1.5))
+    each = wait_for([asker.ask.remote(2) for asker in others])
 
-    assert all(at >= told_at + 1.4 for one in each for at in one)
+    assert all(at >= told_at + 1.5 for one in each for at in one)
 
 
 def test_the_death_of_the_budget_is_survived(actor):
     one, other = askers(2)
-    ray.get([one.ask.remote(1), other.ask.remote(1)], timeout=30)
+    wait_for([one.ask.remote(1), other.ask.remote(1)])
 
     ray.kill(actor)
-    each = ray.get([one.ask.remote(3), other.ask.remote(3)], timeout=60)
+    each = wait_for([one.ask.remote(3), other.ask.remote(3)])
 
     assert [len(granted) for granted in each] == [3, 3]
 
 
 def test_a_pause_that_meets_a_dead_budget_is_told_to_the_next(actor):
     one, other = askers(2)
-    ray.get([one.ask.remote(1), other.ask.remote(1)], timeout=30)
+    wait_for([one.ask.remote(1), other.ask.remote(1)])
 
     ray.kill(actor)
-    told_at = ray.get(one.pause.remote(2.0), timeout=30)
-    granted = ray.get(other.ask.remote(1), timeout=60)
+    told_at = wait_for(one.pause.remote(2.0))
+    granted = wait_for(other.ask.remote(1))
 
-    assert granted[0] >= told_at + 1.9
+    assert granted[0] >= told_at + 2.0
 
 
 def num_recent():
-    return ray.get(ray.get_actor(**NAMED).num_recent.remote(), timeout=30)
+    return wait_for(ray.get_actor(**NAMED).num_recent.remote())
 
 
 def test_the_budget_outlives_the_process_that_made_it(no_actor):
     first, second = askers(2)
-    ray.get(first.ask.remote(1), timeout=30)
+    wait_for(first.ask.remote(1))
     made = ray.get_actor(**NAMED)._actor_id
 
     ray.kill(first)
     wait_until(lambda: is_dead(first), "its maker is gone")
-    ray.get(second.ask.remote(1), timeout=30)
+    wait_for(second.ask.remote(1))
 
     assert ray.get_actor(**NAMED)._actor_id == made
 
 
 def is_dead(asker):
     try:
-        ray.get(asker.ask.remote(0), timeout=10)
+        wait_for(asker.ask.remote(0))
     except ray.exceptions.RayActorError:
         return True
     return False
@@ -170,11 +198,11 @@ def is_dead(asker):
 
 def test_a_budget_in_place_of_a_lost_one_has_no_burst_to_give(no_actor):
     (asker,) = askers(1)
-    ray.get(asker.ask.remote(1), timeout=30)
+    wait_for(asker.ask.remote(1))
     begun = num_recent()
 
     ray.kill(ray.get_actor(**NAMED))
-    ray.get(asker.ask.remote(3), timeout=60)
+    wait_for(asker.ask.remote(3))
 
     assert begun <= 1
     # Of a burst of 1,000, of which 7 come back in a second.
@@ -183,11 +211,13 @@ def test_a_budget_in_place_of_a_lost_one_has_no_burst_to_give(no_actor):
 
 def test_a_budget_that_nobody_asks_ends(no_actor):
     shared = ray.remote(num_cpus=0)(SharedBudget).options(**NAMED, lifetime="detached").remote(idle_s=3.0)
-    asked_at = [ray.get(shared.take.remote(), timeout=30) and time.monotonic() for _ in range(2)][-1]
+    wait_for(shared.take.remote())
+    asked_at = time.monotonic()
+    wait_for(shared.take.remote())
 
     wait_until(lambda: not is_there(), "an idle budget ends")
 
-    assert time.monotonic() - asked_at > 2.9
+    assert time.monotonic() - asked_at > 3.0
 
 
 def test_what_a_process_has_sent_by_itself_is_told_to_the_cluster(no_actor, monkeypatch):
@@ -200,7 +230,7 @@ def test_what_a_process_has_sent_by_itself_is_told_to_the_cluster(no_actor, monk
     requests.share_gate()
 
     # It is told, and not waited for.
-    wait_until(lambda: is_there() and num_recent() > 600, "the cluster knows of it", timeout_s=30)
+    wait_until(lambda: is_there() and num_recent() > 600, "the cluster knows of it")
 
 
 def test_a_process_that_has_sent_nothing_makes_no_budget(no_actor, monkeypatch):

@@ -7,8 +7,8 @@ from itertools import cycle
 
 import pytest
 import ray
-from attempts import digest_of, wait_for
-from batches import MODES, assert_equals_samples, frames_of, planned_epoch
+from attempts import wait_for
+from batches import MODES, assert_equals_samples, digest_of, frames_of, planned_epoch
 from ray import cloudpickle
 
 from raypipe.pipeline import Pipeline

@@ -15,8 +15,8 @@ from raypipe.dataset import open_dataset
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 TESTS = Path(__file__).parents[1]
-PAUSE_S = 3
-IN_FLIGHT_S = 1.0
+PAUSE_S = 4
+IN_FLIGHT_S = 2.0
 """A process that was let through before another met the 429 may send within this: the machine may be busy."""
 
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from batches import local_loader, varied_spec
+from batches import digest_of, local_loader, varied_spec
 from hub_server import HubServer
-from remote_run import digest_of, make_pipe
+from remote_run import make_pipe
 from s3_server import S3Server
 
 from raypipe.testing import write_dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import committed
 import pytest
 import ray.train
-from attempts import FEED, LENGTHS, alive_nodes, kill_node, local_nodes, wait_until
+from attempts import FEED, LENGTHS, alive_nodes, kill_node, local_nodes
 from batches import frames_of_dataset, planned_epoch, rows_spec
 from committed import Journal, committed_frames, flatten, plan_from, read_attempts
 from ray import cloudpickle
@@ -17,6 +17,7 @@ from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator impor
 from ray.train.torch import TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from typer.testing import CliRunner
+from waiting import wait_until
 
 import raypipe as rp
 from raypipe.cli import app

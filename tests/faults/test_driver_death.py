@@ -13,7 +13,6 @@ import ray
 from attempts import (
     FEED,
     LENGTHS,
-    PATIENCE_S,
     Training,
     actors_of_attempts,
     assert_follows_plan,
@@ -22,9 +21,9 @@ from attempts import (
     is_gone,
     local_nodes,
     read_steps,
-    wait_until,
 )
 from batches import frames_of_dataset, planned_epoch, rows_spec
+from waiting import PATIENCE_S, wait_until
 
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from filecache_cases import Watcher, data_bytes
+from waiting import PATIENCE_S, wait_until
 
 from raypipe.storage import FileCache
 from raypipe.storage.cache_folder import name_of, survey_folder
 from raypipe.storage.local_files import lock_file
-
-SOON_S = 60.0
 
 COMMON = """
 import os, random, signal, sys, time
@@ -82,7 +81,7 @@ def start(program, *arguments):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=SOON_S)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     return out
 
@@ -134,14 +133,14 @@ def test_processes_killed_at_random_moments_leave_a_sound_cache(tmp_path, seed):
             victim = running.pop(draw.randrange(len(running)))
             assert victim.poll() is None, victim.communicate()[1]
             victim.kill()
-            victim.communicate(timeout=SOON_S)
+            victim.communicate(timeout=PATIENCE_S)
             running.append(start(WANDER, folder, MAX_BYTES, NUM_KEYS, next(next_seed), 100_000))
         # Whoever is left goes on, and so does one that comes anew.
         finish(start(WANDER, folder, MAX_BYTES, NUM_KEYS, next(next_seed), 50))
         for process in running:
             assert process.poll() is None, process.communicate()[1]
             process.kill()
-            process.communicate(timeout=SOON_S)
+            process.communicate(timeout=PATIENCE_S)
 
     assert watcher.most_bytes <= MAX_BYTES
     check_sound(folder, MAX_BYTES)
@@ -187,13 +186,10 @@ def test_a_fetch_whose_process_is_killed_is_taken_over_by_one_that_waits(tmp_pat
     fetching = start(SLOW, folder)
     assert fetching.stdout.readline() == "fetching\n"
     waiting = [start(WAITING, folder) for _ in range(2)]
-    end = time.monotonic() + SOON_S
-    while not all(waits_for(process, folder / f"{name_of('a')}.lock") for process in waiting):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: all(waits_for(process, folder / f"{name_of('a')}.lock") for process in waiting))
 
     fetching.kill()
-    fetching.communicate(timeout=SOON_S)
+    fetching.communicate(timeout=PATIENCE_S)
 
     counts = sorted(finish(process).split() for process in waiting)
     assert counts == [["1", "0", "1"], ["1", "1", "0"]]

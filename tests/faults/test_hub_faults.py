@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hub_server import HubServer
 from huggingface_hub import constants
+from waiting import wait_until
 
 from raypipe.dataset import DownloadSpec, download_dataset
 from raypipe.errors import DownloadError
@@ -190,7 +191,7 @@ def test_all_threads_wait_when_one_is_told_to(hub, folder):
     # What was under way when the first 429 came may arrive within moments; then nothing for most of the second.
     gaps = [later - earlier for earlier, later in zip(hub.times, hub.times[1:], strict=False)]
     assert max(gaps) > 0.8
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert files_of(report.folder) == files_of(folder)
 
 
@@ -228,7 +229,7 @@ def test_processes_at_once_fetch_each_file_once(hub, folder, tmp_path, out):
     target = str(tmp_path / out) if out else ""
 
     started = [start_download(hub, tmp_path, target) for _ in range(3)]
-    reports = [json.loads(one.communicate(timeout=60)[0]) for one in started]
+    reports = [json.loads(one.communicate(timeout=150)[0]) for one in started]
 
     assert all(one.returncode == 0 for one in started)
     assert len({one["folder"] for one in reports}) == 1
@@ -280,10 +281,3 @@ def size_of(path):
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def wait_until(is_so, timeout_s=30):
-    end = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.02)

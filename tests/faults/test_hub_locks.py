@@ -20,7 +20,7 @@ REPO = "lab/arm"
 def hub(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("raypipe.storage.local_files.SAY_S", 0.5)
-    monkeypatch.setattr("raypipe.storage.local_files.WAIT_S", 2.0)
+    monkeypatch.setattr("raypipe.storage.local_files.WAIT_S", 3.0)
     (tmp_path / "arm/meta").mkdir(parents=True)
     (tmp_path / "arm/meta/info.json").write_text("{}")
     with HubServer() as server, server.as_hub(tmp_path / "cache"):
@@ -55,9 +55,10 @@ def test_a_holder_that_is_at_work_is_waited_for(hub, tmp_path):
     partial.mkdir(parents=True)
 
     def work():
-        for size in range(8):
+        # Longer than the wait, and so often that no pause of a busy machine is taken for a standstill.
+        for size in range(48):
             (partial / "half").write_bytes(b"x" * size)
-            time.sleep(0.6)
+            time.sleep(0.1)
         os.close(fd)
 
     worker = threading.Thread(target=work)

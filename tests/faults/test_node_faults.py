@@ -16,11 +16,11 @@ from attempts import (
     kill_node,
     local_nodes,
     wait_for,
-    wait_until,
     watched,
 )
 from batches import frames_of_dataset, planned_epoch
 from ray import cloudpickle
+from waiting import wait_until
 
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline

@@ -14,16 +14,15 @@ from attempts import (
     LENGTHS,
     Training,
     assert_follows_plan,
-    digest_of,
     frames_by_rank,
     frames_of_steps,
     is_feeding,
     is_gone,
     local_nodes,
-    wait_until,
     watched,
 )
-from batches import TOP, WINDOWS, frames_of_dataset, planned_epoch, rows_spec, varied_spec
+from batches import TOP, WINDOWS, digest_of, frames_of_dataset, planned_epoch, rows_spec, varied_spec
+from waiting import wait_until
 
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from filecache_cases import SOON_S, Fetch, Gated, data_bytes, extras, is_there, ledger_bytes, never, put, until
+from filecache_cases import Fetch, Gated, data_bytes, extras, is_there, ledger_bytes, never, put
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from waiting import PATIENCE_S, wait_until
 
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.storage import FileCache, cache_folder
@@ -215,9 +216,9 @@ def test_threads_that_want_one_file_fetch_it_once(folder):
 
     with ThreadPoolExecutor(8) as pool:
         held = [pool.submit(cache.hold, "a", fetch, 300) for _ in range(8)]
-        until(lambda: cache.stats().waits == 7)
+        wait_until(lambda: cache.stats().waits == 7)
         fetch.gate.set()
-        paths = {item.result(SOON_S).path for item in held}
+        paths = {item.result(PATIENCE_S).path for item in held}
 
     assert len(paths) == 1
     assert fetch.calls == 1
@@ -234,14 +235,14 @@ def test_a_fetch_that_fails_is_taken_over_by_one_that_waits(folder):
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.hold, "a", failing, 300)
-        assert failing.started.wait(SOON_S)
+        assert failing.started.wait(PATIENCE_S)
         second = pool.submit(cache.hold, "a", good, 300)
-        until(lambda: cache.stats().waits == 1)
+        wait_until(lambda: cache.stats().waits == 1)
         failing.gate.set()
 
         with pytest.raises(ConnectionResetError):
-            first.result(SOON_S)
-        assert os.path.getsize(second.result(SOON_S).path) == 300
+            first.result(PATIENCE_S)
+        assert os.path.getsize(second.result(PATIENCE_S).path) == 300
 
 
 def test_fetches_at_once_do_not_together_pass_the_bound(folder):
@@ -249,13 +250,13 @@ def test_fetches_at_once_do_not_together_pass_the_bound(folder):
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(cache.hold, "a", one, 600)
-        assert one.started.wait(SOON_S)
+        assert one.started.wait(PATIENCE_S)
         # Nothing of the first is on disk yet.
         with pytest.raises(DownloadError, match="600 are being fetched for others"):
             cache.hold("b", never, 401)
         put(cache, "c", size=400)
         one.gate.set()
-        first.result(SOON_S).close()
+        first.result(PATIENCE_S).close()
 
     assert data_bytes(folder) == 1000
 
@@ -457,7 +458,7 @@ def test_a_full_disk_takes_what_nobody_uses_and_tries_again(folder):
     assert "after removing 150 bytes" in told
     assert extras(folder) == []
     with pytest.raises(DownloadError, match="is full"):
-        cache.prefetch("e", Disk("e", 400), 400).result(SOON_S)
+        cache.prefetch("e", Disk("e", 400), 400).result(PATIENCE_S)
 
 
 SMALL_DISK = """
@@ -530,12 +531,12 @@ def forking(folder):
 
 
 def test_a_forked_child_lets_its_parent_hold_and_die_and_can_fetch_ahead(folder, forking):
-    assert forking.wait(SOON_S) == -signal.SIGKILL
+    assert forking.wait(PATIENCE_S) == -signal.SIGKILL
 
     # The child lives, and has a copy of all that its parent held.
     cache = FileCache(folder, 300)
     put(cache, "everything", size=300)
-    told, _ = forking.communicate(timeout=SOON_S)
+    told, _ = forking.communicate(timeout=PATIENCE_S)
 
     assert told.split() == ["DownloadError", "True"]
     assert extras(folder) == []

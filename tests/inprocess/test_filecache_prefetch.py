@@ -5,7 +5,8 @@ import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
-from filecache_cases import SOON_S, Fetch, Gated, data_bytes, extras, is_there, never, put, until
+from filecache_cases import Fetch, Gated, data_bytes, extras, is_there, never, put
+from waiting import PATIENCE_S, wait_until
 
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.storage import FileCache
@@ -20,8 +21,8 @@ def folder(tmp_path):
 def test_prefetch_brings_a_file_that_is_then_there_and_free_to_go(folder):
     cache = FileCache(folder, 300)
 
-    assert cache.prefetch("a", Fetch("a", 300), 300).result(SOON_S)
-    assert cache.prefetch("a", never, 300).result(SOON_S)
+    assert cache.prefetch("a", Fetch("a", 300), 300).result(PATIENCE_S)
+    assert cache.prefetch("a", never, 300).result(PATIENCE_S)
     with cache.use("a", never, 300) as path:
         assert os.path.getsize(path) == 300
     put(cache, "b")
@@ -35,14 +36,14 @@ def test_prefetch_takes_the_room_of_used_files_but_not_of_files_that_were_fetche
     cache, other = FileCache(folder, 300), FileCache(folder, 300)
     put(cache, "old")
     for key in "abc":
-        assert cache.prefetch(key, Fetch(key, 100), 100).result(SOON_S)
+        assert cache.prefetch(key, Fetch(key, 100), 100).result(PATIENCE_S)
     assert not is_there(cache, "old")
 
-    assert not other.prefetch("d", never, 100).result(SOON_S)
+    assert not other.prefetch("d", never, 100).result(PATIENCE_S)
     assert other.stats().prefetches_refused == 1
     with other.use("a", never, 100):
         pass
-    assert other.prefetch("d", Fetch("d", 100), 100).result(SOON_S)
+    assert other.prefetch("d", Fetch("d", 100), 100).result(PATIENCE_S)
 
     assert [is_there(cache, key) for key in "abcd"] == [False, True, True, True]
     assert extras(folder) == []
@@ -50,9 +51,9 @@ def test_prefetch_takes_the_room_of_used_files_but_not_of_files_that_were_fetche
 
 def test_prefetch_takes_the_room_of_an_older_copy_of_another_size(folder):
     cache = FileCache(folder, 100)
-    assert cache.prefetch("a", Fetch("a", 90), 90).result(SOON_S)
+    assert cache.prefetch("a", Fetch("a", 90), 90).result(PATIENCE_S)
 
-    assert cache.prefetch("a", Fetch("a", 95), 95).result(SOON_S)
+    assert cache.prefetch("a", Fetch("a", 95), 95).result(PATIENCE_S)
 
     assert data_bytes(folder) == 95
     assert cache.stats().prefetches_refused == 0
@@ -60,9 +61,9 @@ def test_prefetch_takes_the_room_of_an_older_copy_of_another_size(folder):
 
 def test_prefetch_of_unknown_size_is_refused_when_it_has_grown_into_others(folder):
     cache = FileCache(folder, 300)
-    assert cache.prefetch("a", Fetch("a", 200), 200).result(SOON_S)
+    assert cache.prefetch("a", Fetch("a", 200), 200).result(PATIENCE_S)
 
-    assert not cache.prefetch("b", Fetch("b", 200, piece=10)).result(SOON_S)
+    assert not cache.prefetch("b", Fetch("b", 200, piece=10)).result(PATIENCE_S)
 
     assert data_bytes(folder) == 200
     assert extras(folder) == []
@@ -71,7 +72,7 @@ def test_prefetch_of_unknown_size_is_refused_when_it_has_grown_into_others(folde
 def test_a_file_that_is_asked_for_takes_used_ones_first_and_then_the_last_fetched_ahead(folder):
     cache = FileCache(folder, 300)
     for key in "ab":
-        assert cache.prefetch(key, Fetch(key, 100), 100).result(SOON_S)
+        assert cache.prefetch(key, Fetch(key, 100), 100).result(PATIENCE_S)
     put(cache, "c", "d")
     assert [is_there(cache, key) for key in "abcd"] == [True, True, False, True]
 
@@ -82,18 +83,18 @@ def test_a_file_that_is_asked_for_takes_used_ones_first_and_then_the_last_fetche
 
 def test_what_was_fetched_ahead_and_forgotten_is_no_hindrance_for_ever(folder):
     cache = FileCache(folder, 100)
-    assert cache.prefetch("a", Fetch("a", 100), 100).result(SOON_S)
+    assert cache.prefetch("a", Fetch("a", 100), 100).result(PATIENCE_S)
     long_ago = time.time_ns() - KEEP_AHEAD_NS
     os.utime(folder / name_of("a"), ns=(0, long_ago))
 
-    assert cache.prefetch("b", Fetch("b", 100), 100).result(SOON_S)
+    assert cache.prefetch("b", Fetch("b", 100), 100).result(PATIENCE_S)
 
 
 def test_asking_ahead_for_a_file_that_is_there_keeps_it(folder):
     cache = FileCache(folder, 200)
     put(cache, "a", "b")
 
-    assert cache.prefetch("a", never, 100).result(SOON_S)
+    assert cache.prefetch("a", never, 100).result(PATIENCE_S)
     put(cache, "c")
 
     assert [is_there(cache, key) for key in "abc"] == [True, False, True]
@@ -103,15 +104,15 @@ def test_a_use_waits_for_what_is_being_fetched_ahead_of_the_file_itself_or_in_it
     cache, ahead = FileCache(folder, 300), Gated("a", 300)
     coming = cache.prefetch("a", ahead, 300)
     assert cache.prefetch("a", never, 300) is coming
-    assert ahead.started.wait(SOON_S)
+    assert ahead.started.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(cache.hold, "b", Fetch("b", 100), 100)
-        until((folder / f"{name_of('b')}.lock").exists)
+        wait_until((folder / f"{name_of('b')}.lock").exists)
         ahead.gate.set()
-        assert os.path.getsize(held.result(SOON_S).path) == 100
+        assert os.path.getsize(held.result(PATIENCE_S).path) == 100
 
-    assert coming.result(SOON_S)
+    assert coming.result(PATIENCE_S)
     assert not is_there(cache, "a")
 
 
@@ -119,13 +120,13 @@ def test_a_use_does_not_wait_for_a_fetch_ahead_whose_room_would_not_be_enough(fo
     cache, ahead = FileCache(folder, 300), Gated("a", 100)
     with cache.use("used", Fetch("used", 100), 100):
         coming = cache.prefetch("a", ahead, 100)
-        assert ahead.started.wait(SOON_S)
+        assert ahead.started.wait(PATIENCE_S)
 
         with pytest.raises(DownloadError, match=r"100 are in use.*0 are being fetched for others, 100 ahead"):
             cache.hold("b", never, 201)
 
         ahead.gate.set()
-        assert coming.result(SOON_S)
+        assert coming.result(PATIENCE_S)
 
 
 def test_an_error_ahead_is_in_the_result_and_keeps_nobody_from_the_file(folder):
@@ -133,7 +134,7 @@ def test_an_error_ahead_is_in_the_result_and_keeps_nobody_from_the_file(folder):
     coming = cache.prefetch("a", Fetch("a", 99), 100)
 
     with pytest.raises(DownloadError, match="99 were fetched"):
-        coming.result(SOON_S)
+        coming.result(PATIENCE_S)
 
     assert cache.stats().prefetches_failed == 1
     put(cache, "a")
@@ -142,13 +143,13 @@ def test_an_error_ahead_is_in_the_result_and_keeps_nobody_from_the_file(folder):
 def test_closing_cancels_what_is_fetched_ahead(folder):
     cache, running = FileCache(folder, 1000, prefetch_threads=1), Gated("a", 300)
     first, second = cache.prefetch("a", running, 300), cache.prefetch("b", never, 300)
-    assert running.started.wait(SOON_S)
+    assert running.started.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(cache.close)
-        until(second.cancelled)
+        wait_until(second.cancelled)
         running.gate.set()
-        closing.result(SOON_S)
+        closing.result(PATIENCE_S)
 
     with pytest.raises(CancelledError):
         first.result(0)

@@ -110,10 +110,11 @@ def test_a_wait_for_a_fetch_that_goes_on_has_no_end(folder, monkeypatch):
     class Slow(Fetch):
         def during(self, written):
             started.set()
-            time.sleep(0.1)
+            time.sleep(0.03)
 
-    started, slow = threading.Event(), Slow("a", 1000, piece=100)
-    monkeypatch.setattr(local_files, "WAIT_S", 0.5)
+    # It takes longer than the wait, and moves so often that no pause of a busy machine is taken for a standstill.
+    started, slow = threading.Event(), Slow("a", 1000, piece=10)
+    monkeypatch.setattr(local_files, "WAIT_S", 2.0)
     cache = FileCache(folder, 2000)
     thread = threading.Thread(target=lambda: cache.hold("a", slow, 1000).close())
     thread.start()

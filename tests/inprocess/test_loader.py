@@ -456,7 +456,7 @@ def test_loader_that_is_iterated_refuses_a_second_iteration(rows):
     assert len(list(loader)) == 14
 
 
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(120)
 def test_end_of_an_old_iteration_does_not_end_a_new_one(rows):
     pipe = rows_pipeline(rows)
     loader = local_loader(pipe)

@@ -59,7 +59,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("begin", [iter, lambda loader: loader.steps(40)], ids=["iter", "steps"])
 def test_change_in_the_middle_of_a_loop_ends_it_with_an_error(pipe, name, begin):
@@ -76,7 +76,7 @@ def test_change_in_the_middle_of_a_loop_ends_it_with_an_error(pipe, name, begin)
     assert len(list(loader)) == (15 if name == "set_epoch" else 14)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_loop_that_waits_for_a_batch_is_told_that_another_thread_has_ended_it(pipe):
     is_held, goes_on = threading.Event(), threading.Event()
 
@@ -175,7 +175,7 @@ class Wrapped(torch.utils.data.IterableDataset):
 
 # Python warns of forks where there are threads.
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_torch_dataloader_with_workers_around_a_loader_is_an_error(pipe):
     around = torch.utils.data.DataLoader(Wrapped(local_loader(pipe)), batch_size=None, num_workers=2)
 
@@ -190,7 +190,7 @@ def test_torch_dataloader_without_workers_around_a_loader_gives_its_batches(pipe
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_forked_process_that_iterates_the_loader_of_its_parent_is_told_so(pipe):
     fork = multiprocessing.get_context("fork")
     loader, told = local_loader(pipe), fork.SimpleQueue()
@@ -210,7 +210,7 @@ def tell_error(loader, told):
         told.put(str(error))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_state_that_a_thread_takes_during_set_epoch_is_of_one_plan(pipe):
     loader, taken = local_loader(pipe), []
     loader.set_epoch(1)

@@ -25,7 +25,7 @@ from raypipe.loader import LoaderSpec, RankLoader
 from raypipe.pipeline import Pipeline
 from raypipe.testing import write_dataset
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 LENGTHS = (31, 1, 2, 25, 1, 1, 18, 3, 40, 1, 6, 2, 2, 29, 1, 11, 4, 1, 37, 5)
 
@@ -40,7 +40,7 @@ class OneFeed:
 
     def take(self, number):
         with self.changed:
-            assert self.changed.wait_for(lambda: self.fed == number, timeout=20), f"block {self.fed} is not taken"
+            assert self.changed.wait_for(lambda: self.fed == number, timeout=60), f"block {self.fed} is not taken"
             self.fed += 1
             self.changed.notify_all()
 
@@ -97,11 +97,11 @@ def test_ranks_in_lockstep_end_the_epoch(dataset, world_size, lanes, live_spans,
     def train(loader):
         emitted = []
         for batch in loader:
-            step.wait(timeout=20)
+            step.wait(timeout=60)
             emitted += frames_of(batch)
         return emitted
 
-    ranks = run_ranks([strict_loader(pipe, rank, world_size, feed) for rank in range(world_size)], train, timeout_s=40)
+    ranks = run_ranks([strict_loader(pipe, rank, world_size, feed) for rank in range(world_size)], train, timeout_s=150)
 
     assert sorted(frame for emitted in ranks for frame in emitted) == frames_of_dataset(dataset)
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 import fsspec
 import pytest
 from batches import local_loader
+from waiting import PATIENCE_S, wait_until
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError
@@ -43,7 +44,7 @@ def make_loader(remote, spec, live_spans, **settings):
     return local_loader(pipe, **settings)
 
 
-def fetched_by(spec, wanted, timeout_s=20.0):
+def fetched_by(spec, wanted, timeout_s=PATIENCE_S):
     """Return how many files were fetched, by whomever, once there are `wanted`, or the time is over."""
     end = time.monotonic() + timeout_s
     while (fetched := count_fetched(spec)) < wanted and time.monotonic() < end:
@@ -83,7 +84,7 @@ def test_nothing_is_fetched_ahead_where_that_is_off(remote, tmp_path):
 def test_indices_of_videos_kept_by_parts_are_read_at_once(remote, tmp_path, monkeypatch):
     spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30, whole_bytes=0)
     loader = make_loader(remote, spec, live_spans=NUM_EPISODES)
-    together, fetch = threading.Barrier(6, timeout=10), Remote.fetch_range
+    together, fetch = threading.Barrier(6, timeout=PATIENCE_S), Remote.fetch_range
     lock, left = threading.Lock(), [6]
 
     def fetch_with_others(self, name, start, stop):
@@ -108,11 +109,12 @@ def test_indices_of_videos_kept_by_parts_are_read_at_once(remote, tmp_path, monk
 def test_what_has_not_begun_is_not_fetched_any_more_when_the_loader_is_closed(remote, tmp_path, monkeypatch, kind):
     spec, begun, go_on, fetch = CacheSpec(folder=str(tmp_path / "cache")), [], threading.Event(), Remote.fetch
     loader = make_loader(remote, spec, live_spans=NUM_EPISODES, num_threads=1)
+    before = set(threading.enumerate())
 
     def slow(self, name, target, progress):
         if name.endswith(kind):
             begun.append(name)
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE_S)
         fetch(self, name, target, progress)
 
     monkeypatch.setattr(Remote, "fetch", slow)
@@ -125,21 +127,18 @@ def test_what_has_not_begun_is_not_fetched_any_more_when_the_loader_is_closed(re
     thread.start()
     wait_until(lambda: len(begun) >= PREFETCH_THREADS)
     time.sleep(0.2)
+    asking = [one for one in set(threading.enumerate()) - before if one.name.startswith("raypipe-ahead")]
     # It waits for the thread that decodes, or reads, which waits for its file.
     closing = threading.Thread(target=loader.close, daemon=True)
     closing.start()
+    # It has come so far: nothing more is asked for ahead.
+    assert asking
+    wait_until(lambda: not any(one.is_alive() for one in asking))
     time.sleep(0.2)
     go_on.set()
-    closing.join(30)
-    thread.join(30)
+    closing.join(PATIENCE_S)
+    thread.join(PATIENCE_S)
     wait_until(lambda: not any(thread.name == "raypipe-prefetch" for thread in threading.enumerate()))
 
     # Those that were under way, and one that the decoding thread may have begun.
     assert PREFETCH_THREADS <= len(begun) <= PREFETCH_THREADS + 1 < NUM_EPISODES
-
-
-def wait_until(holds, timeout_s=20.0):
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)

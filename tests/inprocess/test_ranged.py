@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 import uuid
 import warnings
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from raypipe.dataset import open_dataset
 from raypipe.decode.frames import FrameDecoder
@@ -209,7 +209,7 @@ def test_a_span_takes_one_request_of_its_bytes_and_none_where_it_was_fetched_ahe
         before = cache.stats()
 
         decoder.prefetch(10, CAM, np.arange(30))
-        wait_for_ahead(cache, before)
+        wait_until(lambda: cache.stats().prefetched > before.prefetched)
         fetched = cache.stats()
         for start in range(0, 30, 2):
             decoder.decode_video(10, CAM, np.arange(start, start + 2), span=(0, 30))
@@ -217,13 +217,6 @@ def test_a_span_takes_one_request_of_its_bytes_and_none_where_it_was_fetched_ahe
         assert fetched.prefetched == before.prefetched + 1
         assert cache.stats().misses == fetched.misses
         assert cache.stats().bytes_fetched == fetched.bytes_fetched
-
-
-def wait_for_ahead(cache, before):
-    end = time.monotonic() + 30
-    while cache.stats().prefetched == before.prefetched:
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_index_tells_bytes_that_hold_all_packets_of_a_span(large):

@@ -117,7 +117,7 @@ class SlowOpening:
     def __call__(self, storage, name):
         self.names.append(name)
         if next(self._numbers) < 2:
-            self._together.wait(timeout=20)
+            self._together.wait(timeout=60)
         return open_parquet(storage, name)
 
 

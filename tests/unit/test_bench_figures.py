@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 
 from raypipe.bench import BenchReport, BenchSpec, Setting, bench_table, compare, read_report
-from raypipe.bench.loaders import Request
+from raypipe.bench.loaders import Request, differing, grid, parse_setting
 from raypipe.bench.report import describe_marks, with_cores
 from raypipe.bench.run import describe
-from raypipe.bench.settings import differing, grid, parse_setting
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.plan import OrderSpec
