@@ -41,11 +41,13 @@ The rooms, from the lowest layer to the highest. Import each through its door, i
 Importing this package imports neither torch nor Ray: each name is loaded on first use.
 """
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version as _version
+from inspect import getsource
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -95,41 +97,25 @@ __all__ = [
 __version__ = _version("raypipe")
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """Return ``__all__`` and ``__getattr__`` of a room's door, which loads a name from its module on first use.
+def lazy_names(door: str) -> tuple[list[str], Callable[[str], Any]]:
+    """Return ``__all__`` and ``__getattr__`` of a room's door, which imports a name when it is first used.
 
+    A door states its names once, as imports below ``if TYPE_CHECKING``, and this reads them from the door's source.
     Callers import from the door, yet a process imports only the modules it uses.
-
-    Args:
-        package: the room.
-        homes: the names that the door exports, by module, separated by spaces.
     """
-    modules = {name: f"{package}.{module}" for module, names in homes.items() for name in names.split()}
+    branches = (node for node in ast.parse(getsource(sys.modules[door])).body if isinstance(node, ast.If))
+    imports = [node for branch in branches for node in branch.body if isinstance(node, ast.ImportFrom)]
+    modules = {name.name: node.module for node in imports if node.module for name in node.names}
 
     def load(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {door!r} has no attribute {name!r}")
         return getattr(import_module(modules[name]), name)
 
     return sorted(modules), load
 
 
-_load = lazy_names(
-    __name__,
-    {
-        "dataset": "ActionSpec Dataset WindowSpec",
-        "decode": "DecodeSpec",
-        "errors": "ConfigError DatasetError DecodeError DownloadError RaypipeError ResumeError",
-        "feed": "FeedSpec",
-        "format": "DatasetMeta read_metadata",
-        "loader": "LoaderSpec RankLoader",
-        "mixture": "MemberSpec Mixture MixtureSpec MixtureStats Normaliser open_dataset",
-        "pipeline": "Pipeline",
-        "plan": "BatchSpec OrderSpec SelectionSpec",
-        "storage": "CacheSpec",
-        "views": "show",
-    },
-)[1]
+_, _load = lazy_names(__name__)
 
 _MOVED = {"actions": "dataset", "config": "pipeline", "download": "dataset", "metrics": "feed", "skips": "feed"}
 """Documented modules of before the rooms: each gives the names of the room that has them now."""

@@ -38,17 +38,4 @@ if TYPE_CHECKING:
     from raypipe.account.replay import Replay, drop_later_epochs, link_parts
     from raypipe.account.verdict import EpochVerdict, check_account
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "file": "read_rank_accounts write_rank_account",
-            "folder": "AccountKeeper RunAccount read_run_account",
-            "frames": (
-                "DATASET_BITS FrameAxis Runs add_runs count_values empty_runs frame_numbers lay_out subtract_runs"
-            ),
-            "ledger": "Handed Ledger Page",
-            "parts": "Account HEAD Header Part Skip merge_accounts merge_parts seal_account",
-            "replay": "Replay drop_later_epochs link_parts",
-            "verdict": "EpochVerdict check_account",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

@@ -28,11 +28,4 @@ if TYPE_CHECKING:
     )
     from raypipe.bench.run import run_bench
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "loaders": "BenchSpec Setting",
-            "report": "BenchReport bench_table check_plot compare compare_table plot_bench read_report",
-            "run": "run_bench",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

@@ -55,19 +55,4 @@ if TYPE_CHECKING:
         window_rows,
     )
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "action_stats": "RepresentedStats",
-            "dataset": (
-                "Dataset SampleSpec Timestamps check_cameras find_missing_cameras kept_features knowing_rows "
-                "open_dataset unreadable_cameras why_missing"
-            ),
-            "download": "DownloadReport DownloadSpec download_dataset parse_episodes report_lines",
-            "selection": "DIM_IS_PAD IS_MISSING MemberMap Schema index_dataset schema_of settle_selection",
-            "windows": (
-                "ABSOLUTE ActionMap ActionSpec REPRESENTATION TOLERANCE_S WindowSpec as_seconds between_frames "
-                "check_window find_dims is_pattern map_actions off_frame_s window_from_offsets window_rows"
-            ),
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

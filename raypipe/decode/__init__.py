@@ -48,19 +48,4 @@ if TYPE_CHECKING:
     )
     from raypipe.decode.videos import FrameSink, OpenVideo, VideoCoding, VideoPool, open_writer
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "clips": "BatchBuffers ClipKey ClipRequest ClipStore FramePool OpenedClip",
-            "executors": "ClipExecutor TaskExecutor ThreadExecutor decode_clip use_one_core",
-            "frames": "FrameDecoder",
-            "journal": "journal_scope",
-            "kept": "KeepFolder clear_kept frames_folder survey_kept",
-            "pixels": "decode_image resize_frames",
-            "spec": (
-                "ASSIGNED_CPUS CameraDtype DecodeSpec Fit KeepSpec ORIGINAL_SIZE Resize check_decodable check_device "
-                "check_fit check_resize make_keep size_of why_undecodable"
-            ),
-            "videos": "FrameSink OpenVideo VideoCoding VideoPool open_writer",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

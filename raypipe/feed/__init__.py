@@ -72,16 +72,4 @@ if TYPE_CHECKING:
     )
     from raypipe.feed.ray_data import as_samples, build_dataset
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "agreement": "BadDataSpec BadSpan Meeting OnBadEpisode PassPlace describe_spans merge_spans name_attempt",
-            "block_context": "BlockContext clip_request shown_frames",
-            "blocks": "SpanBlock as_objects filler_block open_block read_block",
-            "feeder": "FeederSource RayFeed check_object_store has_spare_cpu_nodes start_feeder start_ray",
-            "local": "LOOPBACK LocalFeed LocalSource serve_meeting",
-            "metrics": "Interval Live LoaderStats Meter RecentStats STAGES WorldStats split_wait sum_up",
-            "order": ("BY_SIZE FeedSpec RowFrames SpanRequest feed_order resident_spans simulate_split span_request"),
-            "ray_data": "as_samples build_dataset",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

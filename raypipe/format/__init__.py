@@ -114,32 +114,4 @@ if TYPE_CHECKING:
         read_parquet,
     )
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "dataset_meta": "DATA_TEMPLATES DatasetMeta VERSIONS VIDEO_TEMPLATES format_path read_metadata why_unfit",
-            "episodes": (
-                "EPISODES_TEMPLATE EpisodeTable FILES_PER_CHUNK FOLDER JSON_LINES VideoColumns in_episodes_file "
-                "list_tables read_episode_columns read_episodes split_tables"
-            ),
-            "features": (
-                "DepthCodes Feature INDEX_COLUMNS INDEX_FEATURES PARQUET TASK_LINES Tasks read_features read_tasks tasks_table "
-                "why_unfit_name"
-            ),
-            "mp4": (
-                "VideoFormat VideoIndex box_timescale episode_first_frame find_box find_video_track first_frames "
-                "forget_indexes keyframe_interval list_boxes need_box parse_moov parse_video_format read_box read_edit "
-                "read_moov read_ranged_index read_video_format read_video_index same_codec sample_durations "
-                "sample_keyframes sample_offsets sample_pts sample_sizes"
-            ),
-            "rows": (
-                "OpenFiles RowReader column_values find_absent_columns looked_at_rows one_line read_row_group_layout "
-                "row_features_of"
-            ),
-            "stats": (
-                "FeatureStats GLOBAL MOMENTS PER_EPISODE QUANTILES Stats describe_values find_stats_file is_low "
-                "is_quantile pool_stats read_stats"
-            ),
-            "tables": "BoundedParquet check_not_refused open_parquet read_json read_json_lines read_parquet",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

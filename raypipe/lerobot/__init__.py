@@ -22,13 +22,7 @@ if TYPE_CHECKING:
     from raypipe.lerobot.bridge import VERSION_TRIED, batches, delta_timestamps, metadata, pipeline
     from raypipe.lerobot.trainer import run_lerobot_train as run_lerobot_train
 else:
-    _, __getattr__ = lazy_names(
-        __name__,
-        {
-            "bridge": "VERSION_TRIED batches delta_timestamps metadata pipeline",
-            "trainer": "run_lerobot_train",
-        },
-    )
+    _, __getattr__ = lazy_names(__name__)
 
 __all__ = [
     "VERSION_TRIED",

@@ -21,11 +21,4 @@ if TYPE_CHECKING:
     from raypipe.loader.job import LoaderSettings, LoaderSpec, RankJob, Transform, change_spec, check_names, with_source
     from raypipe.loader.rank_loader import RankLoader
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "assembly": "span_columns",
-            "job": "LoaderSettings LoaderSpec RankJob Transform change_spec check_names with_source",
-            "rank_loader": "RankLoader",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

@@ -24,13 +24,4 @@ if TYPE_CHECKING:
     from raypipe.mixture.spec import MemberSpec, MixtureSpec, is_mixture_file, read_mixture_file
     from raypipe.mixture.stats import MemberStats, MixtureStats, mixture_stats
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "members": "MemberNote NUM_THREADS Opened open_members",
-            "mixture": "Member Mixture only_members open_dataset with_weight",
-            "normaliser": "Normaliser",
-            "spec": "MemberSpec MixtureSpec is_mixture_file read_mixture_file",
-            "stats": "MemberStats MixtureStats mixture_stats",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

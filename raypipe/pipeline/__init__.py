@@ -14,10 +14,4 @@ if TYPE_CHECKING:
     from raypipe.pipeline.config import PipelineParts, index_frames, measure_members, open_with_order, schema_for
     from raypipe.pipeline.pipeline import Pipeline, Transport
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "config": "PipelineParts index_frames measure_members open_with_order schema_for",
-            "pipeline": "Pipeline Transport",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

@@ -104,26 +104,4 @@ if TYPE_CHECKING:
         state_of,
     )
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "budget": (
-                "AHEAD_BATCHES CameraCost DEFAULT_LIVE_BYTES LiveBudget MOST_LIVE_SPANS MemberCost clip_bound "
-                "measure_held resolve_live"
-            ),
-            "epoch": "EpochPlan WorldPlan check_rank plan_epoch plan_world",
-            "index": (
-                "EQUAL EpisodeIndex SINGLE_DATASET SelectionSpec Shares concat_indexes describe_selection "
-                "index_episodes passing_episodes"
-            ),
-            "keyhash": "Ints ORDER_VERSION",
-            "lanes": "Lane",
-            "mixing": "NearRepeats expected_distinct measure_mixing",
-            "rank": "Batch RankPlan Steps",
-            "rates": "ragged_arange",
-            "report": "PlanReport describe_frames emitted_frames report_plan unclipped_frames",
-            "spans": "anchor_runs first_laps lap_sizes make_keys mix_indexes order_frames run_frames split_frames",
-            "spec": "BatchSpec Leg OrderSpec WHOLE_EPISODE WHOLE_SPAN check_whole first_leg parse_order",
-            "state": ("OrderState Resumed describe_changes follow_state resume start state_after state_at state_of"),
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

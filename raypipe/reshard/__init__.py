@@ -23,10 +23,4 @@ if TYPE_CHECKING:
     from raypipe.reshard.plan import ReshardSpec, parse_spec
     from raypipe.reshard.run import ReshardReport, report_lines, reshard_dataset
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "plan": "ReshardSpec parse_spec",
-            "run": "ReshardReport report_lines reshard_dataset",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

@@ -49,19 +49,4 @@ if TYPE_CHECKING:
     from raypipe.storage.retry import is_transient, retry_transient
     from raypipe.storage.root import Storage, open_root, open_storage
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "copies": "CacheSpec RangedFile open_cache",
-            "hub.cache": "HubFile HubPlace HubSource cache_place folder_place is_repo_id locked parse_pinned resolve",
-            "hub.client": "Client",
-            "hub.files": "HubFiles fetch_files list_files",
-            "local_files": "check_file check_writable inside save_figure write_whole",
-            "node_cache": "FileCache",
-            "protocols": "check_root is_plain_path login_of open_filesystem_of take_login",
-            "remote": "REFUSED remote_stamp",
-            "request_budget": "num_requests share_gate",
-            "retry": "is_transient retry_transient",
-            "root": "Storage open_root open_storage",
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

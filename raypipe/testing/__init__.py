@@ -25,15 +25,7 @@ if TYPE_CHECKING:
     from raypipe.testing.video import encoders, has_encoder
     from raypipe.testing.write import write_dataset
 else:
-    _, __getattr__ = lazy_names(
-        __name__,
-        {
-            "checks": "GAP_EPISODE Resumable Stamp assert_resumes_exactly draw_stamp read_stamp",
-            "spec": "CameraSpec SynthSpec numbered_cameras varied_lengths",
-            "video": "codec_options encoders has_encoder",
-            "write": "write_dataset",
-        },
-    )
+    _, __getattr__ = lazy_names(__name__)
 
 __all__ = [
     "GAP_EPISODE",

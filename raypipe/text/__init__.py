@@ -69,19 +69,4 @@ if TYPE_CHECKING:
         span_text,
     )
 else:
-    __all__, __getattr__ = lazy_names(
-        __name__,
-        {
-            "figures": "boxes_told has_letters",
-            "limits": (
-                "BODY_CODES FREE_BYTES MOST_ALIKE_FRAMES MOST_COUNT MOST_INDEX_BYTES MOST_JSON_BYTES MOST_LANES "
-                "MOST_NUMBERS MOST_PIXELS MOST_RATIO MOST_TEXT_BYTES MOST_VIDEO_FRAMES MOST_YAML_NODES check_choice "
-                "check_keys field_names join_within make_mapping make_spec parse_bytes parse_json read_lines"
-            ),
-            "pages": "MAX_INCHES count_whole encode_pixels figure_png make_page new_figure page_part page_table",
-            "terminal": (
-                "Bar constant_text count_bar counted cut_inside echo either first_of frames_text how_to_install "
-                "is_shown lines_table plural print_table progress_bar rows_table run_to_an_end span_text"
-            ),
-        },
-    )
+    __all__, __getattr__ = lazy_names(__name__)

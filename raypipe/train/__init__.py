@@ -35,13 +35,7 @@ if TYPE_CHECKING:
     )
     from raypipe.train.workers import PipelineDataConfig, get_loader, ingest, read_checkpoint, report
 else:
-    _, __getattr__ = lazy_names(
-        __name__,
-        {
-            "processes": "STATE_FOLDER loader_metrics read_state restore share_loader write_states",
-            "workers": "PipelineDataConfig get_loader ingest read_checkpoint report",
-        },
-    )
+    _, __getattr__ = lazy_names(__name__)
 
 __all__ = [
     "STATE_FOLDER",

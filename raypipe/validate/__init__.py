@@ -44,21 +44,7 @@ if TYPE_CHECKING:
     from raypipe.validate.run import validate_dataset, validate_mixture
     from raypipe.validate.whole import bound_room as bound_room
 else:
-    _, __getattr__ = lazy_names(
-        __name__,
-        {
-            "findings": "Counts Finding KINDS MixtureReport Place Report",
-            "outline": "DataUnit check_structure plan_units read_outline",
-            "report": (
-                "bad_episodes findings_table fold_findings format_exclude_file format_mixture_exclude_file "
-                "format_runs read_exclude_file write_report"
-            ),
-            "run": (
-                "CheckWhere check_rows check_where is_small run_tasks running_ray validate_dataset validate_mixture"
-            ),
-            "whole": "bound_room",
-        },
-    )
+    _, __getattr__ = lazy_names(__name__)
 
 __all__ = [
     "KINDS",

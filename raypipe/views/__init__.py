@@ -36,22 +36,7 @@ if TYPE_CHECKING:
     from raypipe.views.run import Recording, RunView, record, view_run
     from raypipe.views.view import Picture, View
 else:
-    _, __getattr__ = lazy_names(
-        __name__,
-        {
-            "account": "StepQuery check_run locate_planned locate_recorded step_table verdict_table",
-            "batch": "BatchView view_batch",
-            "card": "DatasetCard view_dataset",
-            "choose": "ShowRequest WHOLE show show_root",
-            "episode": "EpisodeView view_episode",
-            "info": "describe info_table lacking_error parse_actions report_stats stats_tables",
-            "mixture": "MixtureCard describe_mixture mixture_table view_mixture",
-            "pixels": "Clip",
-            "plan": "PlanView check_picture plan_table plot_plan view_pipeline view_plan view_world",
-            "run": "Recording RunView record view_run",
-            "view": "Picture View",
-        },
-    )
+    _, __getattr__ = lazy_names(__name__)
 
 __all__ = [
     "BatchView",
