@@ -166,9 +166,7 @@ def report_plan(
 ) -> PlanReport:
     """Return the report of a plan; takes a second for 64 lanes.
 
-    Args:
-        live_bytes: memory of a rank for decoded frames; the report gives advice if they take more.
-        near_frames: how many frames half a second has, of every dataset in turn; empty: near repeats are not measured.
+    It gives advice if decoded frames take more than `live_bytes` of a rank. For `near_frames` see `measure_mixing`.
     """
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
