@@ -134,7 +134,7 @@ def carry_out(world: WorldPlan) -> list[Step]:
         plan = world.rank(rank)
         queue = plan.queue
         blocks = plan.list_blocks(0, len(queue))
-        assert all(np.array_equal(plan.frames_of(arrival), blocks[arrival]) for arrival in range(0, len(queue), 16))
+        assert all(np.array_equal(plan.frames_of(arrival), blocks[arrival]) for arrival in range(0, len(queue), 64))
         assert list(map(len, blocks)) == queue.num_rows.tolist()
         rows, begin = np.concatenate([*blocks, np.empty(0, dtype=np.int64)]), np.cumsum(queue.num_rows) - queue.num_rows
         gone: set[int] = set()

@@ -365,8 +365,7 @@ class CheckpointFiles:
     def gather(self, saved: Mapping[str, Any]) -> Gathered:
         """Return the account of all ranks that leads to a state.
 
-        Args:
-            saved: the checkpoint's state with its head. Without a head the newest file decides the state.
+        `saved` is the checkpoint's state with its head. Without a head the newest file decides the state.
 
         Raises:
             RaypipeError: no file of rank 0 leads to the state, or two files have the record of the same rank.

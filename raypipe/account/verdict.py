@@ -128,9 +128,8 @@ class EpochVerdict:
         if self.is_exact:
             so_far = "" if self.is_finished else " so far"
             unproved = f", {self.num_unrecorded:,} without a record: a torn checkpoint" if self.num_unrecorded else ""
-            return (
-                f"exactly once{so_far}: {self.num_emitted:,} of {counted(self.num_frames, 'frame')} emitted{unproved}"
-            )
+            emitted = f"{self.num_emitted:,} of {counted(self.num_frames, 'frame')} emitted"
+            return f"exactly once{so_far}: {emitted}{unproved}"
         frames = {"missing": self.missing, "doubled": self.doubled, "foreign": self.foreign}
         lines = {"out of order": self.out_of_order, "without a rank": self.missing_ranks}
         found = [

@@ -400,7 +400,7 @@ def settle_order(
     """Return the order of a pipeline and what it costs; `live_bytes` decide the spans and clips that `given` lacks."""
     # `OrderSpec` rejects a wrong value by name; below it would only give a wrong size.
     order = make_spec(OrderSpec, given, "order")
-    order.clip_sizes(len(index.dataset_names))
+    replace(order, shuffle=True).clip_sizes(len(index.dataset_names))
     known = {name: getattr(order, name) if name in given else None for name in _DERIVED}
     shares = order.lanes if isinstance(order.lanes, int) else 1
     size = batch.size if batch.scope == "rank" or shares > 1 else min(batch.size, _USUAL_BATCH)

@@ -220,7 +220,12 @@ class Pipeline:
         from raypipe.feed import FeederSource, check_object_store, start_feeder
 
         if config.decode.where == "cluster":
-            check_object_store(self._ahead_bytes() * len(jobs))
+            members = config.members()
+            sizes = config.order.clip_sizes(len(members)) or (1,) * len(members)
+            largest = max(member.clip_bytes(size) for member, size in zip(members, sizes, strict=True))
+            # What a rank requests ahead, as if every sample opened a clip.
+            ahead_bytes = min(config.budget.live_bytes, (AHEAD_BATCHES + 1) * config.batch.size * largest)
+            check_object_store(ahead_bytes * len(jobs))
         attempt = name_attempt()
         if len(jobs) == 1:
             shared: dict[str, Any] = {"lone": Meeting(config.bad_data, self._index, 1)}
@@ -292,13 +297,6 @@ class Pipeline:
         if feed.spans_per_block == BY_SIZE:
             feed = replace(feed, spans_per_block=config.spans_per_block())
         return replace(config, decode=decode, feed=feed)
-
-    def _ahead_bytes(self) -> int:
-        """Return the most bytes of decoded frames that a rank requests ahead, as if every sample opened a clip."""
-        members = self.config.members()
-        sizes = self.config.order.clip_sizes(len(members)) or (1,) * len(members)
-        largest = max(member.clip_bytes(size) for member, size in zip(members, sizes, strict=True))
-        return min(self.config.budget.live_bytes, (AHEAD_BATCHES + 1) * self.config.batch.size * largest)
 
     def _loader_spec(self, settings: Mapping[str, Any]) -> LoaderSpec:
         decode = self.config.decode

@@ -376,8 +376,7 @@ def measure_held(
     The first number has clips of `AHEAD_BATCHES` decoded ahead, as far as the budget allows, and two batches. The
     second has nothing decoded ahead: what the order needs whatever the budget.
 
-    Args:
-        clip_frames: frames that a rank decodes together, of every dataset.
+    The rank decodes `clip_frames` of every dataset together.
     """
     batch_bytes = world.batch_size * max(member.sample_bytes for member in members)
     step, key, dataset = _emissions(world, rank, np.asarray(clip_frames, dtype=np.int64))

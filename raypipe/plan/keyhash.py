@@ -125,8 +125,8 @@ class OrderKeys:
 
     def augment_seeds(self, dataset: Ints, lap: Ints, episode: Ints, frame: Ints) -> Ints:
         """Return a seed per frame for a user's augmentation, at least 0; independent of ranks, legs and batches."""
-        keys = self._episode_keys(dataset.astype(np.int32), lap, episode, purpose="augment")
-        return (_absorb(keys, frame.view(np.uint64)) >> np.uint64(1)).view(np.int64)
+        keys = self.span_keys(dataset.astype(np.int32), lap, episode, frame, purpose="augment")
+        return (keys >> np.uint64(1)).view(np.int64)
 
     def _episode_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, *, purpose: str) -> Hashes:
         if len(lap) > 0 and lap.min() == lap.max():

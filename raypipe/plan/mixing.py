@@ -101,8 +101,7 @@ class Mixing:
 def measure_mixing(world: WorldPlan, *, near_frames: Sequence[int] = ()) -> Mixing:
     """Return how well the steps of a plan mix; samples some 100 of them, in about 20 ms a lane.
 
-    Args:
-        near_frames: how many frames half a second has, of every dataset in turn; empty: near repeats are not measured.
+    `near_frames` is how many frames half a second has, of every dataset; empty: near repeats are not measured.
     """
     num_steps = max(1, world.steps.num_full)
     lanes = [world.plan.lane(lane) for lane in range(world.plan.leg.lanes)]

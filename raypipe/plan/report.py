@@ -44,7 +44,6 @@ class RateReport:
 
     frames: int
     share: float
-    """Their part of the epoch, between 0 and 1."""
 
     def describe(self) -> str:
         """Return it in words."""
@@ -167,15 +166,14 @@ def report_plan(
 ) -> PlanReport:
     """Return the report of a plan; takes a second for 64 lanes.
 
-    Args:
-        live_bytes: memory of a rank for decoded frames; the report gives advice if they take more.
-        near_frames: how many frames half a second has, of every dataset in turn; empty: near repeats are not measured.
+    It gives advice if decoded frames take more than `live_bytes` of a rank. For `near_frames` see `measure_mixing`.
     """
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
-    clip_frames = decoded_together(world, members, live_bytes)
+    live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
+    live_pixels = live_frames * max(member.sample_bytes for member in members)
+    clip_frames = plan.keys.clip_frames or (unclipped_frames(plan.keys, live_pixels, live_bytes),) * len(members)
     pixel_bytes, next_bytes = measure_held(world, members, clip_frames, live_bytes=live_bytes)
     cost = max(member.cost(size) for member, size in zip(members, clip_frames, strict=True))
-    live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     mixing = measure_mixing(world, near_frames=near_frames)
     frames, spans = int(world.frames_per_rank.sum()), len(plan.queues.spans)
     return PlanReport(
@@ -221,13 +219,10 @@ def _describe_tail(world: WorldPlan) -> str:
     sizes = [per_lane * lanes for per_lane in steps.short]
     if not sizes:
         return "full batches only"
-    text = (
-        f"{counted(steps.num_full, 'full batch')}, then {' and '.join(map(str, sizes))} {plural(sizes[-1], 'frame')} "
-        f"a rank"
-    )
+    full, last = counted(steps.num_full, "full batch"), " and ".join(map(str, sizes))
     extras = f", one more from each of the first {steps.extras} lanes" if steps.extras else ""
     repeats = f", filled up with {counted(steps.num_repeats, 'repeat')} a lane" if steps.num_repeats else ""
-    return text + extras + repeats
+    return f"{full}, then {last} {plural(sizes[-1], 'frame')} a rank{extras}{repeats}"
 
 
 def _advise_order(world: WorldPlan, mixing: Mixing) -> Iterator[str]:
@@ -261,15 +256,6 @@ def _mixing_remedy(world: WorldPlan) -> str:
 def _at_most_power(number: int) -> int:
     """Return the largest power of two that is at most `number`, and no span that is too short."""
     return max(SHORTEST_SPAN, 1 << max(0, number.bit_length() - 1))
-
-
-def decoded_together(world: WorldPlan, members: Sequence[MemberCost], live_bytes: int) -> tuple[int, ...]:
-    """Return how many frames of every dataset a rank decodes together: a clip, if the order has clips."""
-    keys = world.plan.keys
-    if keys.clip_frames:
-        return keys.clip_frames
-    frame_bytes = max(member.sample_bytes for member in members)
-    return (unclipped_frames(keys, world.peak_live_frames() * frame_bytes, live_bytes),) * len(members)
 
 
 def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
