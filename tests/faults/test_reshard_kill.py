@@ -14,10 +14,11 @@ from reshard_checks import digests
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
+# So much that a run goes on for a while after the last moment of a kill: the kill may come late on a busy machine.
 SPEC = SynthSpec(
     version="v2.1",
-    lengths=(12,) * 24,
-    cameras=(CameraSpec(name="observation.images.top", height=128, width=128, gop=12),),
+    lengths=(12,) * 40,
+    cameras=(CameraSpec(name="observation.images.top", height=256, width=256, gop=12),),
     pixels="textured",
 )
 OPTIONS = ("--gop", "2", "--exclude", "3,7")
@@ -52,11 +53,12 @@ def start(source, out, where, *options):
 
 def finished_files(out: Path) -> int:
     """Files of the unfinished copy that are whole: clips, dataset files and records."""
+    # `walk` passes over folders that go while it looks.
     return sum(
-        path.is_file()
+        len(files)
         for partial in out.parent.glob(f"{out.name}.partial-*")
-        for path in partial.rglob("*")
-        if "parts" not in path.parts
+        for folder, _, files in os.walk(partial)
+        if "parts" not in Path(folder).parts
     )
 
 
