@@ -93,7 +93,9 @@ def use_one_core() -> None:
     with _SETTING_CORES, ThreadPoolExecutor(1) as other:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-        other.submit(torch.set_num_threads, before).result()
+        # A thread may start while the interpreter ends, and no other one can then.
+        with suppress(RuntimeError):
+            other.submit(torch.set_num_threads, before).result()
 
 
 @dataclass(slots=True)

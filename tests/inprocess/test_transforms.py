@@ -1,5 +1,7 @@
 """What users change about samples and batches: in threads, in order, by the seeds of the samples."""
 
+import subprocess
+import sys
 import threading
 from itertools import islice
 
@@ -24,6 +26,25 @@ def pipe(tmp_path_factory):
 @pytest.fixture(scope="module")
 def seen(tiny_dataset):
     return Pipeline(tiny_dataset, batch_size=4, seed=0)
+
+
+LATE_THREAD = """
+import threading
+import time
+
+import torch
+
+from raypipe.decode import use_one_core
+
+def start_late():
+    threading.main_thread().join()
+    # The interpreter closes its pools of threads first, and then waits for this thread.
+    time.sleep(0.5)
+    use_one_core()
+    assert torch.get_num_threads() == 1
+
+threading.Thread(target=start_late).start()
+"""
 
 
 def add_noise(sample, _):
@@ -108,6 +129,12 @@ def test_threads_of_a_loader_use_one_core_each_and_training_its_own(seen, monkey
 
     assert cores == {"decode": {1}, "assemble": {1}}
     assert trains_on == 3
+
+
+def test_a_thread_that_starts_while_the_program_ends_says_nothing():
+    ended = subprocess.run([sys.executable, "-c", LATE_THREAD], capture_output=True, text=True, check=True, timeout=120)
+
+    assert ended.stdout + ended.stderr == ""
 
 
 def test_samples_are_changed_at_once_each_on_one_core_and_stay_in_order(pipe):
