@@ -70,7 +70,7 @@ def test_camera_without_files_is_told(tmp_path):
     told = _describe_data(dataset, [0], 4)
 
     assert told["cameras"] == 1
-    assert told["left_out_cameras"] == {"no video file is there": (WRIST.name,)}
+    assert told["left_out_cameras"] == {"no video file is there": [WRIST.name]}
 
 
 @pytest.mark.parametrize(
