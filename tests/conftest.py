@@ -1,5 +1,6 @@
 import faulthandler
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # A shell starts what runs in the background with Ctrl-C ignored, and programs that tests interrupt inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Ray writes a token into the home folder, and matplotlib a cache: not into the user's.
     os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
     # Tests of remote roots without a server.

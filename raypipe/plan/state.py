@@ -280,8 +280,10 @@ def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
             is_known = what != "revision" or UNVERSIONED not in (one, other)
             if one != other and is_known:
                 lines.append(f"{what} of {name!r}: {one} in the state, {other} here")
-    if not lines and list(before) != list(now):
-        lines.append(f"the order of the datasets: {', '.join(before)} in the state, {', '.join(now)} here")
+    # A damaged state may name a dataset twice.
+    names, here = ([one.name for one in shares.members] for shares in (saved, given))
+    if not lines and names != here:
+        lines.append(f"the order of the datasets: {', '.join(names)} in the state, {', '.join(here)} here")
     return tuple(lines)
 
 
