@@ -41,15 +41,14 @@ The rooms, from the lowest layer to the highest. Import each through its door, i
 Importing this package imports neither torch nor Ray: each name is loaded on first use.
 """
 
-import ast
 import sys
 from collections.abc import Callable
+from dis import get_instructions
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version as _version
-from inspect import getsource
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from raypipe.dataset import ActionSpec, Dataset, WindowSpec
@@ -100,12 +99,16 @@ __version__ = _version("raypipe")
 def lazy_names(door: str) -> tuple[list[str], Callable[[str], Any]]:
     """Return ``__all__`` and ``__getattr__`` of a room's door, which imports a name when it is first used.
 
-    A door states its names once, as imports below ``if TYPE_CHECKING``, and this reads them from the door's source.
+    A door states its names once, as imports below ``if TYPE_CHECKING``, and this reads them from the door's code.
     Callers import from the door, yet a process imports only the modules it uses.
     """
-    branches = (node for node in ast.parse(getsource(sys.modules[door])).body if isinstance(node, ast.If))
-    imports = [node for branch in branches for node in branch.body if isinstance(node, ast.ImportFrom)]
-    modules = {name.name: node.module for node in imports if node.module for name in node.names}
+    modules, module = {}, ""
+    # The bytecode, not the source: programs may come without sources.
+    for step in get_instructions(cast(Any, sys.modules[door].__spec__).loader.get_code(door)):
+        if step.opname == "IMPORT_NAME":
+            module = step.argval
+        elif step.opname == "IMPORT_FROM" and module.startswith(f"{door}."):
+            modules[step.argval] = module
 
     def load(name: str) -> Any:
         if name not in modules:

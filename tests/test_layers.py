@@ -1,7 +1,10 @@
 """The house keeps its plan: few rooms, in layers, each entered through its door; heavy libraries have their homes."""
 
 import ast
+import compileall
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -222,6 +225,25 @@ def test_importing_loads_neither_torch_nor_ray_nor_plots(code):
     printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
 
     assert printed.strip() == "[]"
+
+
+def test_doors_open_where_a_program_comes_without_its_sources(tmp_path):
+    copy = shutil.copytree(PACKAGE, tmp_path / "raypipe", ignore=shutil.ignore_patterns("__pycache__"))
+    assert compileall.compile_dir(copy, quiet=1, legacy=True)
+    for source in copy.rglob("*.py"):
+        source.unlink()
+    check = "import raypipe; print(raypipe.__file__, raypipe.Pipeline.__name__, raypipe.ResumeError.__name__)"
+
+    printed = subprocess.run(
+        [sys.executable, "-c", check],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert printed.split() == [str(copy / "__init__.pyc"), "Pipeline", "ResumeError"]
 
 
 def test_entering_rooms_loads_none_of_their_modules():

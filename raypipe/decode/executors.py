@@ -93,9 +93,12 @@ def use_one_core() -> None:
     with _SETTING_CORES, ThreadPoolExecutor(1) as other:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-        # A thread may start while the interpreter ends, and no other one can then.
-        with suppress(RuntimeError):
+        try:
             other.submit(torch.set_num_threads, before).result()
+        except RuntimeError as error:
+            # A thread may start while the interpreter ends, and no other one can then.
+            if "shutdown" not in str(error):
+                raise
 
 
 @dataclass(slots=True)

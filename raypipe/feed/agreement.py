@@ -202,7 +202,10 @@ class RollCall:
                 for one in self._waiting.values():
                     one.refuse(verdict) if verdict else one.series.set_result(self._num_series)
                 self._waiting = {}
-        return mine.series.result()
+        series = mine.series.result()
+        if isinstance(series, str):
+            raise ResumeError(series)
+        return series
 
     def go_on(self, rank: int, place: PassPlace) -> None:
         """Note that a rank begins a pass of its series at `place`, as all others must.
@@ -236,13 +239,14 @@ class RollCall:
 class _WaitingRank:
     ask: Ask
     left: PassPlace | None
-    series: Future[int] = field(default_factory=Future)
+    series: Future[int | str] = field(default_factory=Future)
+    """The number of the series, or why there is none: an error kept here would hold the frames of who waits for it."""
 
     def has_left_before(self, place: PassPlace) -> bool:
         return self.left is not None and self.left.series == place.series and self.left.number < place.number
 
     def refuse(self, verdict: str) -> None:
-        self.series.set_exception(ResumeError(verdict))
+        self.series.set_result(verdict)
 
 
 def describe_difference(asks: Mapping[int, Ask]) -> str:

@@ -41,7 +41,7 @@ from raypipe.format import (
     one_line,
     open_parquet,
     pool_stats,
-    read_episode_columns,
+    read_json_lines,
     read_parquet,
     why_unfit_name,
 )
@@ -312,8 +312,9 @@ class _PerEpisode:
         self._dropped = frozenset(dropped)
         self._extra = pa.table({})
         if meta.storage.exists(JSON_LINES):
-            table = read_episode_columns(meta.storage, is_packed=False)
-            self._extra = table.select([name for name in table.column_names if name not in _PLACES])
+            table = read_json_lines(meta.storage, JSON_LINES)
+            order = np.argsort(table.column("episode_index").to_numpy(), kind="stable")
+            self._extra = table.select([name for name in table.column_names if name not in _PLACES]).take(order)
         self._kinds: dict[str, int] = {}
         self._offsets = self._index_stats() if meta.storage.offers(PER_EPISODE) else {}
         self.described = _described(self._kinds)

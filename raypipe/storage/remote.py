@@ -318,14 +318,22 @@ class Remote:
 
 
 class _AskedFile(SizedFile):
-    """A file that asks for each part as it is read."""
+    """A file that asks for each part as it is read, and for some bytes ahead."""
 
     def __init__(self, size_bytes: int, ask: Callable[[int, int], bytes]) -> None:
         super().__init__(size_bytes)
         self._ask = ask
+        self._kept = (0, b"")
+        """Where the last small answer began, and the answer. A `BufferedReader` forgets what it has when its caller
+        looks for the size, as parquet and FFmpeg do."""
 
     def _read_at(self, start: int, stop: int) -> bytes:
-        return self._ask(start, stop)
+        first, kept = self._kept
+        if not first <= start <= stop <= first + len(kept):
+            if stop - start >= AHEAD_BYTES:
+                return self._ask(start, stop)
+            first, kept = self._kept = start, self._ask(start, min(start + AHEAD_BYTES, self._size))
+        return kept[start - first : stop - first]
 
 
 class _NamedFile(SizedFile):

@@ -315,6 +315,8 @@ class Storage:
     def write_atomic(self, name: str, content: bytes) -> None:
         """Write the file `name`; a reader sees the old content or the new, never a part."""
         target = self.locate(name)
+        if self.commit:
+            raise ConfigError(f"{self.uri!r} is a commit of the Hub, which nothing is written to; give another folder")
         if not self.is_local:
             # An object store publishes an object only when its upload is complete.
             self.filesystem.pipe_file(target, content)

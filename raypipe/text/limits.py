@@ -107,7 +107,7 @@ def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
     try:
         return kind(**value)
     except TypeError as error:
-        raise ConfigError(f"{name}={dict(value)!r} is not complete: {error}") from error
+        raise ConfigError(f"{name}={dict(value)!r} is not complete, or has a value of another kind: {error}") from error
 
 
 def field_names(kind: Any) -> list[str]:

@@ -55,6 +55,30 @@ def files_of(folder):
     }
 
 
+def test_a_file_read_without_a_cache_is_asked_for_once_however_its_reader_seeks(hub, arm):
+    storage = open_root(ARM).cached(None)
+    name = next(name for name in storage.list_files() if name.endswith(".mp4"))
+    before = hub.num_requests
+    whole = storage.read_bytes(name)
+    needed, before = hub.num_requests - before, hub.num_requests
+
+    with storage.open_file(name) as stream:
+        content = stream.read(8)
+        for place in (-40, -8):
+            stream.seek(place, os.SEEK_END)
+            stream.read(8)
+        stream.seek(8)
+        content += stream.read()
+
+    assert content == whole
+    assert hub.num_requests - before == needed
+
+
+def test_nothing_is_written_to_a_commit_of_the_hub(arm):
+    with pytest.raises(ConfigError, match="is a commit of the Hub"):
+        open_root(ARM).write_atomic("notes.txt", b"")
+
+
 @pytest.mark.parametrize(
     ("root", "expected"),
     [

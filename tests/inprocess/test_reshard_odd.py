@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from reshard_checks import assert_times_exact, camera_packets, packets
@@ -49,6 +50,19 @@ def reshard(root, out, **choices):
 def assert_same_frames(made, out):
     for old, new in zip(open_dataset(str(made)), open_dataset(str(out)), strict=True):
         assert torch.equal(old[TOP], new[TOP])
+
+
+def test_further_fields_of_an_episodes_line_are_copied_whatever_their_names(source, tmp_path):
+    lines = [json.loads(line) for line in (source / "meta/episodes.jsonl").read_text().splitlines()]
+    more = [{"data/source": f"lab {line['episode_index']}", "videos/quality": 3, "operator": "ann"} for line in lines]
+    # In another order than their numbers.
+    text = "\n".join(json.dumps({**line, **own}) for line, own in reversed(list(zip(lines, more, strict=True))))
+    (source / "meta/episodes.jsonl").write_text(text)
+
+    reshard(source, tmp_path / "copy")
+
+    table = pq.read_table(tmp_path / "copy/meta/episodes/chunk-000/file-000.parquet")
+    assert table.select(list(more[0])).to_pylist() == more
 
 
 @needs_ffmpeg

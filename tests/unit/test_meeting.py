@@ -1,5 +1,7 @@
 """All ranks are compared before the first batch, whatever the order in which they come; the policy for bad data."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -81,6 +83,30 @@ def test_a_rank_that_asks_again_takes_its_earlier_answer_back():
     assert messages == [1, 1, 1]
     with pytest.raises(ResumeError, match="rank 0 has asked for something else meanwhile"):
         early.result()
+
+
+def test_a_refused_rank_is_let_go_at_once():
+    class Holder:
+        """Held by the frame of a rank that waits, as a loader is."""
+
+    def ask(roll_call, number):
+        holder = Holder()
+        held.append(weakref.ref(holder))
+        with pytest.raises(ResumeError):
+            roll_call.answer(number, (ASK, DIFFERENCES["seed"][0])[number])
+
+    held = []
+    gc.collect()
+    gc.disable()
+    try:
+        roll_call = RollCall(2)
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(ask, roll_call, number) for number in range(2)]:
+                done.result()
+        del done
+        assert [one() for one in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_nobody_is_missed_where_nobody_waits():
