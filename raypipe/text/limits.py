@@ -107,7 +107,9 @@ def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
     try:
         return kind(**value)
     except TypeError as error:
-        raise ConfigError(f"{name}={dict(value)!r} is not complete, or has a value of another kind: {error}") from error
+        # A spec raises it, too, for a value of a wrong type.
+        wrong = "is not complete" if " missing " in str(error) else "has a value of a wrong type"
+        raise ConfigError(f"{name}={dict(value)!r} {wrong}: {error}") from error
 
 
 def field_names(kind: Any) -> list[str]:

@@ -183,6 +183,7 @@ def test_a_weight_that_vanishes_is_not_dropped_silently():
         ({"root": "a", "selection": {"epsiodes": [1]}}, r"'epsiodes'; did you mean 'episodes'"),
         ({"root": "a", "selection": {"episodes": "first"}}, r"episodes='first'"),
         ({"root": "a", "selection": {"episodes": ["x"]}}, r"selection of member 'a' is"),
+        ({"root": "a", "selection": {"episodes": 5}}, r"selection of member 'a'=.* has a value of a wrong type: "),
         ({"root": "a", "selection": 3}, r"selection of member 'a' must be .* got 3"),
         ({"root": "a", "tolerance_s": "own"}, r"tolerance_s of member 'a' is 'own'.*'mixture'"),
         (3, r"members\[0\] is 3"),
