@@ -200,7 +200,7 @@ class RollCall:
                 verdict = describe_difference({number: one.ask for number, one in self._waiting.items()})
                 self._num_series += 1
                 for one in self._waiting.values():
-                    one.series.set_result(verdict or self._num_series)
+                    one.refuse(verdict) if verdict else one.series.set_result(self._num_series)
                 self._waiting = {}
         series = mine.series.result()
         if isinstance(series, str):

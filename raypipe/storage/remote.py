@@ -262,7 +262,7 @@ class Remote:
                 _check_part(name, start, stop, content)
                 return content
 
-        return io.BufferedReader(_AskedFile(entry.size_bytes, ask))
+        return io.BufferedReader(_AskedFile(entry.size_bytes, ask), min(AHEAD_BYTES, entry.size_bytes))
 
     def keep_listing(self, cache: FileCache, uri: str) -> str:
         """Keep the listing on this node, and return its digest for processes that share it."""
