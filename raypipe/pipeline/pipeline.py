@@ -1,20 +1,24 @@
 """`Pipeline`: composes the stages, and alone decides where each runs; `Pipeline._compose` is the flow.
 
-Functions import Ray when they need it: a pipeline on the local feed runs without Ray.
+Functions import Ray when they need it: a pipeline on the local feed runs without Ray. They import torch when they need
+it too, so that `Pipeline` can begin that import while it waits for metadata.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
+from threading import Event
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from raypipe.dataset import ActionSpec, Dataset
 from raypipe.decode import check_device
 from raypipe.errors import ConfigError, suggest
 from raypipe.feed import BY_SIZE, LocalSource, Meeting, name_attempt, serve_meeting, span_request
-from raypipe.loader import LoaderSettings, LoaderSpec, RankJob, RankLoader, change_spec, span_columns, with_source
+from raypipe.loader import LoaderSettings, LoaderSpec, RankJob, change_spec, with_source
 from raypipe.mixture import Mixture
 from raypipe.pipeline.config import PipelineConfig, PipelineParts, as_dataset, compose_config, schema_for
 from raypipe.plan import (
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     import ray.data
 
     from raypipe.format import Stats
+    from raypipe.loader import RankLoader
     from raypipe.mixture import MixtureStats
 
 Transport = Literal["auto", "local", "ray"]
@@ -78,14 +83,16 @@ class Pipeline:
             actions: ``{"mode": "relative"}`` or ``{"mode": "delta"}``: actions minus the state; see `ActionSpec`.
             parts: see `PipelineParts`; a part that has a spec takes the spec or a dict of its fields.
         """
-        dataset = as_dataset(dataset)
-        if features is not None:
-            dataset = dataset.select_features(features)
-        if delta_timestamps is not None:
-            dataset = dataset.windowed(delta_timestamps)
-        if actions is not None:
-            dataset = dataset.with_actions(actions)
-        self.config = compose_config(dataset, parts, batch_size=batch_size, seed=seed)
+        with _importing_torch() as metadata_is_here:
+            dataset = as_dataset(dataset)
+            metadata_is_here.set()
+            if features is not None:
+                dataset = dataset.select_features(features)
+            if delta_timestamps is not None:
+                dataset = dataset.windowed(delta_timestamps)
+            if actions is not None:
+                dataset = dataset.with_actions(actions)
+            self.config = compose_config(dataset, parts, batch_size=batch_size, seed=seed)
 
     @cached_property
     def _index(self) -> Any:
@@ -137,7 +144,7 @@ class Pipeline:
 
     def loader(
         self, *, rank: int = 0, world_size: int = 1, transport: Transport = "auto", **settings: Unpack[LoaderSettings]
-    ) -> RankLoader:
+    ) -> "RankLoader":
         """Return the loader of a single rank, in this process. By default it does not start Ray.
 
         Args:
@@ -156,7 +163,7 @@ class Pipeline:
 
     def loaders(
         self, world_size: int, *, name: str = "train", transport: Transport = "auto", **settings: Unpack[LoaderSettings]
-    ) -> list[RankLoader]:
+    ) -> "list[RankLoader]":
         """Return the loaders of all ranks. Iterate all of them concurrently.
 
         You may send Ray loaders to other processes. Local loaders are for threads of this process.
@@ -164,7 +171,7 @@ class Pipeline:
         chosen, spec = self.transport(transport), self._loader_spec(settings)
         return self._compose(chosen, range(world_size), world_size, spec, name)
 
-    def served_loaders(self, world_size: int, *, host: str, name: str) -> list[RankLoader]:
+    def served_loaders(self, world_size: int, *, host: str, name: str) -> "list[RankLoader]":
         """Return local loaders for ranks in separate processes, which compare their places in this process.
 
         Keep the first loader here: the meeting ends with it. Send the others to their processes by pickle.
@@ -182,7 +189,7 @@ class Pipeline:
         spec: LoaderSpec,
         name: str = "train",
         host: str = "",
-    ) -> list[RankLoader]:
+    ) -> "list[RankLoader]":
         """Return the loaders of `ranks`, which wait for each other: the stages of the flow, and where each runs."""
         # format.read_metadata: when the dataset was opened. Settings that depend on the transport are decided here.
         config = self._resolved(transport)
@@ -214,6 +221,8 @@ class Pipeline:
             # feed.read_block, streaming_split: Ray Data. It steers each block to its planned rank.
             sources = self._ray_sources(config, jobs)
         # loader.LiveRows, decode.ClipStore, loader.RankLoader: the rank. Ray tasks decode if `config.decode` says so.
+        from raypipe.loader import RankLoader
+
         return [RankLoader(job, source, spec, name) for job, source in zip(jobs, sources, strict=True)]
 
     def _ray_sources(self, config: PipelineConfig, jobs: Sequence[RankJob]) -> Sequence[Any]:
@@ -277,6 +286,7 @@ class Pipeline:
         import ray
 
         from raypipe.feed import as_samples, build_dataset, start_ray
+        from raypipe.loader import span_columns
 
         start_ray()
         plan = self.plan(epoch=epoch).rank(0)
@@ -303,6 +313,32 @@ class Pipeline:
         if decode.device != "cpu":
             check_device(decode.device)
         return change_spec(LoaderSpec(num_threads=decode.num_threads), settings)
+
+
+@contextmanager
+def _importing_torch() -> Iterator[Event]:
+    """Import torch in a thread, which costs 0.7 s, and torchcodec if the event that it yields is not set by then.
+
+    The block waits for storage meanwhile. The thread ends with the block: a program may end, or fork, right after it.
+    """
+    metadata_is_here = Event()
+
+    def load() -> None:
+        from raypipe.loader import RankLoader  # noqa: F401
+
+        # A driver of Ray Train decodes nothing. A rank imports torchcodec while it reads its first rows, and then says
+        # what is missing if that fails.
+        if not metadata_is_here.is_set():
+            with suppress(Exception):
+                from raypipe.decode import VideoPool  # noqa: F401
+
+    with ThreadPoolExecutor(1, "raypipe-import") as thread:
+        loading = thread.submit(load)
+        try:
+            yield metadata_is_here
+        finally:
+            metadata_is_here.set()
+    loading.result()
 
 
 def is_ray_running() -> bool:

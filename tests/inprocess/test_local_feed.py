@@ -214,3 +214,45 @@ def test_loading_and_saving_import_no_ray(tiny_dataset, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert done.stdout.split(maxsplit=1) == ["34", "[]\n"]
+
+
+SLOW_METADATA = """
+import functools, http.server, sys, threading, time
+import raypipe as rp
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        # Not before both are imported, which shows that reading does not hold them up.
+        last = time.monotonic() + 120
+        while self.path.endswith("info.json") and "VideoPool" not in dir(sys.modules.get("raypipe.decode.videos")):
+            assert time.monotonic() < last, "torch was not imported while the metadata was read"
+            time.sleep(0.01)
+        super().do_GET()
+
+    def log_message(self, *args):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=sys.argv[1]))
+threading.Thread(target=server.serve_forever, daemon=True).start()
+pipe = rp.Pipeline(f"http://127.0.0.1:{server.server_port}", batch_size=8, seed=0, cache={"folder": sys.argv[2]})
+print(sum(len(batch["index"]) for batch in pipe.loader()))
+"""
+
+
+def test_pipeline_imports_torch_and_its_codec_while_the_metadata_is_read(tiny_dataset, tmp_path):
+    command = [sys.executable, "-c", SLOW_METADATA, str(tiny_dataset), str(tmp_path)]
+
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert (done.stdout, done.returncode) == ("34\n", 0), done.stderr
+
+
+def test_pipeline_of_a_dataset_that_is_open_imports_no_codec(tiny_dataset):
+    code = "import raypipe as rp, sys; rp.Pipeline(rp.open_dataset(sys.argv[1]), batch_size=8, seed=0)"
+    check = f"{code}; print([name in sys.modules for name in ('torch', 'torchcodec')])"
+
+    printed = subprocess.run(
+        [sys.executable, "-c", check, str(tiny_dataset)], capture_output=True, text=True, check=True
+    )
+
+    assert printed.stdout == "[True, False]\n"
