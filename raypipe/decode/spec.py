@@ -1,7 +1,9 @@
 """What a user decides about decoding: where it runs, at what size, what is kept. Never what value a pixel has."""
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from numbers import Integral
@@ -25,6 +27,8 @@ _MOST_PIXELS: Final = 1 << 15
 """Most pixels of a side; a larger number is a typing error."""
 
 _COLOUR_BITS: Final = 8
+
+_OF_FFMPEG: Final = re.compile(r"\blib(av|sw)\w+\.so")
 
 ORIGINAL_SIZE: Final = "original"
 ASSIGNED_CPUS: Final = "assigned"
@@ -167,6 +171,32 @@ def needs_av() -> str:
     return (
         "torchcodec gives a depth video only 8 of its 12 bits, and PyAV, which gives all, is not installed here: run "
         + how_to_install("depth")
+    )
+
+
+@contextmanager
+def loading_torchcodec() -> Iterator[None]:
+    """Raise a `ConfigError` that says what is missing if the body cannot import torchcodec."""
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError) as error:
+        # Not from the error: it has a traceback of each FFmpeg version that torchcodec tried, 140 lines.
+        raise ConfigError(f"no video can be decoded here: {_why_not_loaded(str(error))}") from None
+
+
+def _why_not_loaded(told: str) -> str:
+    failed = [line.removeprefix("OSError: ") for line in told.splitlines() if line.startswith("OSError: ")]
+    causes = [one for one in failed if not one.startswith("Could not load this library")]
+    others = [one for one in causes if not _OF_FFMPEG.search(one)]
+    if causes and not others:
+        return (
+            "torchcodec finds FFmpeg's shared libraries in none of the versions that it can use, 4 to 8. Run "
+            "`apt-get install ffmpeg`, `conda install -c conda-forge ffmpeg` or `brew install ffmpeg`"
+        )
+    cause = others[0] if others else told.partition("\n")[0]
+    return (
+        f"torchcodec cannot be loaded ({cause}). Its version must fit that of torch, and a build for CUDA needs CUDA's "
+        f"libraries: install versions that fit, as constraints.txt in a clone of raypipe lists them"
     )
 
 

@@ -17,13 +17,11 @@ from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
-import torchcodec
 from numpy.typing import NDArray
-from torchcodec.decoders import VideoDecoder
 
 from raypipe.decode.journal import unmarked
 from raypipe.decode.pixels import DepthDecoder, depth_decoder_version
-from raypipe.decode.spec import check_device
+from raypipe.decode.spec import check_device, loading_torchcodec
 from raypipe.errors import ConfigError, DecodeError, RaypipeError, is_data_fault
 from raypipe.format import (
     DatasetMeta,
@@ -36,6 +34,10 @@ from raypipe.format import (
 )
 from raypipe.storage import Storage, check_file
 from raypipe.text import MOST_PIXELS, frames_text
+
+with loading_torchcodec():
+    import torchcodec
+    from torchcodec.decoders import VideoDecoder
 
 SeekMode = Literal["exact", "approximate", "index"]
 """``index``: seek by the frames in the file's own index, for a file that should not be read from end to end."""

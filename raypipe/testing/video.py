@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchcodec.decoders import VideoDecoder
 
 from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError
@@ -107,6 +106,8 @@ def _write_joined(spec: SynthSpec, camera_number: int, path: Path, runs: Sequenc
 
 
 def _duration_s(path: Path) -> float:
+    from torchcodec.decoders import VideoDecoder
+
     duration = VideoDecoder(str(path), seek_mode="approximate").metadata.duration_seconds_from_header
     assert duration is not None, f"FFmpeg wrote no duration into {path}"
     return float(duration)

@@ -9,6 +9,8 @@ import pytest
 from batches import TOP
 from test_http_storage import WebServer
 
+from raypipe.decode.spec import loading_torchcodec
+from raypipe.errors import ConfigError
 from raypipe.storage import CacheSpec, Storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
@@ -147,3 +149,47 @@ def test_too_many_open_files_are_no_damaged_file(tmp_path):
 
     assert done.stdout.startswith("DownloadError this machine cannot read"), done.stdout + done.stderr
     assert "Too many open files" in done.stdout
+
+
+LOAD = """
+import sys
+import raypipe as rp
+
+pipe = rp.Pipeline(rp.open_dataset(sys.argv[1]), batch_size=8, seed=0, on_bad_episode="skip")
+try:
+    next(iter(pipe.loader()))
+except rp.ConfigError as error:
+    print("told", error)
+"""
+
+
+@pytest.fixture
+def without_ffmpeg(tmp_path):
+    """Return the environment of a machine on which no version of FFmpeg can be loaded."""
+    for version in range(50, 70):
+        (tmp_path / f"libavutil.so.{version}").touch()
+    return {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+
+
+def test_machine_without_ffmpeg_is_told_so_in_a_paragraph_and_no_episode_is_called_bad(tiny_dataset, without_ffmpeg):
+    command = [sys.executable, "-c", LOAD, str(tiny_dataset)]
+
+    done = subprocess.run(command, env=without_ffmpeg, capture_output=True, text=True, check=False, timeout=120)
+
+    assert done.stdout.startswith(
+        "told no video can be decoded here: torchcodec finds FFmpeg's shared libraries in none"
+    )
+    assert "apt-get install ffmpeg" in done.stdout
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_torchcodec_that_does_not_fit_torch_is_told_apart_from_a_missing_ffmpeg():
+    tried = "OSError: libavutil.so.60: cannot open shared object file\nOSError: {}: undefined symbol: _ZN3c105"
+
+    with (
+        pytest.raises(ConfigError, match=r"cannot be loaded \(core5.so: undefined symbol: .* fit that of torch"),
+        loading_torchcodec(),
+    ):
+        raise RuntimeError("Could not load libtorchcodec.\n" + tried.format("core5.so"))
+    with pytest.raises(ConfigError, match=r"cannot be loaded \(No module named 'torchcodec'\)"), loading_torchcodec():
+        raise ModuleNotFoundError("No module named 'torchcodec'")
