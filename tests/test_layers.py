@@ -47,7 +47,7 @@ HOMES = {
         "testing.video",
         "views.pixels",
     },
-    "torchcodec": {"decode.videos", "testing.video", "bench"},
+    "torchcodec": {"decode.spec", "decode.videos", "testing.video", "bench"},
     "matplotlib": {"text.figures", "text.pages", "views"},
     "PIL": {"decode.pixels", "testing.write"},
     "ray": {

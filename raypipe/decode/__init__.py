@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         check_device,
         check_fit,
         check_resize,
+        load_torchcodec,
         make_keep,
         size_of,
         why_undecodable,

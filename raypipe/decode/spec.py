@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from numbers import Integral
@@ -174,14 +173,18 @@ def needs_av() -> str:
     )
 
 
-@contextmanager
-def loading_torchcodec() -> Iterator[None]:
-    """Raise a `ConfigError` that says what is missing if the body cannot import torchcodec."""
+def load_torchcodec() -> Any:
+    """Import torchcodec, which takes a second, and return it.
+
+    Raises:
+        ConfigError: it cannot be loaded; the message says what is missing.
+    """
     try:
-        yield
+        import torchcodec
     except (ImportError, OSError, RuntimeError) as error:
         # Not from the error: it has a traceback of each FFmpeg version that torchcodec tried, 140 lines.
         raise ConfigError(f"no video can be decoded here: {_why_not_loaded(str(error))}") from None
+    return torchcodec
 
 
 def _why_not_loaded(told: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from raypipe.decode.journal import unmarked
 from raypipe.decode.pixels import DepthDecoder, depth_decoder_version
-from raypipe.decode.spec import check_device, loading_torchcodec
+from raypipe.decode.spec import check_device, load_torchcodec
 from raypipe.errors import ConfigError, DecodeError, RaypipeError, is_data_fault
 from raypipe.format import (
     DatasetMeta,
@@ -35,8 +35,7 @@ from raypipe.format import (
 from raypipe.storage import Storage, check_file
 from raypipe.text import MOST_PIXELS, frames_text
 
-with loading_torchcodec():
-    import torchcodec
+if TYPE_CHECKING:
     from torchcodec.decoders import VideoDecoder
 
 SeekMode = Literal["exact", "approximate", "index"]
@@ -174,6 +173,7 @@ class OpenVideo:
 
 def decoder_version(device: str, *, has_depth: bool = False) -> str:
     """Return the name of everything except file and size that decides the pixels of videos, some of depth or none."""
+    torchcodec = load_torchcodec()
     try:
         from torchcodec._core import get_ffmpeg_library_versions
 
@@ -308,7 +308,7 @@ def check_pixels(height: int, width: int, place: str) -> None:
         )
 
 
-def _scan_index(decoder: VideoDecoder, place: str) -> VideoIndex:
+def _scan_index(decoder: "VideoDecoder", place: str) -> VideoIndex:
     """Return the index of a video without a plain one in its container, by decoding all of it in pieces."""
     height, width = decoder.metadata.height or 0, decoder.metadata.width or 0
     check_pixels(height, width, place)
@@ -338,14 +338,14 @@ def _has_constant_rate(index: VideoIndex) -> bool:
 
 def _open_decoder(
     storage: Storage, name: str, seek: dict[str, Any], device: str = "cpu", source: Any = None
-) -> VideoDecoder:
+) -> "VideoDecoder":
     """Open a video for decoding; `source` is a path or file in a cache."""
     source = _source_of(storage, name, source)
     arguments: dict[str, Any] = {"dimension_order": "NHWC", **seek, "num_ffmpeg_threads": 1}
     if device != "cpu":
         check_device(device)
         arguments["device"] = device
-    return VideoDecoder(source, **arguments)
+    return load_torchcodec().decoders.VideoDecoder(source, **arguments)
 
 
 def _source_of(storage: Storage, name: str, source: Any) -> Any:
@@ -402,8 +402,7 @@ def open_writer(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
         RuntimeError: FFmpeg here cannot write such a video; raised at the start or at the end of the block.
         ConfigError: this torchcodec would have to hold too many frames.
     """
-    from torchcodec import encoders
-
+    encoders = load_torchcodec().encoders
     # SVT-AV1 prints 15 lines for each file, and only this variable turns them off.
     os.environ.setdefault("SVT_LOG", "1")
     before = (os.sched_getscheduler(0), os.sched_getparam(0)) if hasattr(os, "sched_setscheduler") else None

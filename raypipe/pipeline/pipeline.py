@@ -330,7 +330,9 @@ def _importing_torch() -> Iterator[Event]:
         # what is missing if that fails.
         if not metadata_is_here.is_set():
             with suppress(Exception):
-                from raypipe.decode import VideoPool  # noqa: F401
+                from raypipe.decode import load_torchcodec
+
+                load_torchcodec()
 
     with ThreadPoolExecutor(1, "raypipe-import") as thread:
         loading = thread.submit(load)

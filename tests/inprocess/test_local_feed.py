@@ -224,7 +224,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self):
         # Not before both are imported, which shows that reading does not hold them up.
         last = time.monotonic() + 120
-        while self.path.endswith("info.json") and "VideoPool" not in dir(sys.modules.get("raypipe.decode.videos")):
+        while self.path.endswith("info.json") and "VideoDecoder" not in dir(sys.modules.get("torchcodec.decoders")):
             assert time.monotonic() < last, "torch was not imported while the metadata was read"
             time.sleep(0.01)
         super().do_GET()

@@ -9,7 +9,7 @@ import pytest
 from batches import TOP
 from test_http_storage import WebServer
 
-from raypipe.decode.spec import loading_torchcodec
+from raypipe.decode import load_torchcodec
 from raypipe.errors import ConfigError
 from raypipe.storage import CacheSpec, Storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -183,13 +183,21 @@ def test_machine_without_ffmpeg_is_told_so_in_a_paragraph_and_no_episode_is_call
     assert (done.stderr, done.returncode) == ("", 0)
 
 
-def test_torchcodec_that_does_not_fit_torch_is_told_apart_from_a_missing_ffmpeg():
-    tried = "OSError: libavutil.so.60: cannot open shared object file\nOSError: {}: undefined symbol: _ZN3c105"
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        (
+            "OSError: libavutil.so.60: no such file\nOSError: core5.so: undefined symbol: _ZN",
+            "core5.so: undefined symbol",
+        ),
+        ("No module named 'torchcodec'", "No module named 'torchcodec'"),
+    ],
+)
+def test_torchcodec_that_does_not_fit_torch_is_told_apart_from_a_missing_ffmpeg(monkeypatch, tmp_path, told, cause):
+    (tmp_path / "torchcodec.py").write_text(f"raise RuntimeError({told!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchcodec"]:
+        monkeypatch.delitem(sys.modules, name)
 
-    with (
-        pytest.raises(ConfigError, match=r"cannot be loaded \(core5.so: undefined symbol: .* fit that of torch"),
-        loading_torchcodec(),
-    ):
-        raise RuntimeError("Could not load libtorchcodec.\n" + tried.format("core5.so"))
-    with pytest.raises(ConfigError, match=r"cannot be loaded \(No module named 'torchcodec'\)"), loading_torchcodec():
-        raise ModuleNotFoundError("No module named 'torchcodec'")
+    with pytest.raises(ConfigError, match=rf"torchcodec cannot be loaded \({cause}.* must fit that of torch"):
+        load_torchcodec()
