@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         Meeting,
         OnBadEpisode,
         PassPlace,
+        add_span,
         describe_spans,
-        merge_spans,
         name_attempt,
     )
     from raypipe.feed.block_context import BlockContext, clip_request, shown_frames

@@ -36,9 +36,9 @@ from raypipe.feed import (
     RowFrames,
     SpanBlock,
     SpanRequest,
+    add_span,
     clip_request,
     describe_spans,
-    merge_spans,
     open_block,
     read_block,
 )
@@ -117,7 +117,7 @@ class Assembler:
         )
         if not any((span.dataset, span.episode) == (one.dataset, one.episode) for one in self.bad_spans):
             self.report_bad(span)
-        self.bad_spans = merge_spans([*self.bad_spans, span])
+        self.bad_spans = add_span(self.bad_spans, span)
         return span
 
     def build(self, batch: Batch) -> Built:
@@ -255,7 +255,9 @@ class Assembler:
                 lane=0,
                 place=0,
             )
-            (block,) = open_block(context, read_block(context, [request]))
+            with context.reading:
+                table = read_block(context, [request])
+            (block,) = open_block(context, table)
             with suppress(DatasetError):
                 return self._as_batch(span_columns(context, block), request.lap)
         raise DatasetError(

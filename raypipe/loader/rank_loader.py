@@ -82,7 +82,8 @@ class RankLoader:
         self._num_loads = 0
         self._has_begun = False
         """Whether the loader has loaded a state or been iterated."""
-        self._skipped: list[BadSpan] = []
+        self._skipped: dict[BadSpan, None] = {}
+        """As a dict, so that a span is found at once."""
         self._keeper: AccountKeeper | None = None
         self._place: PassPlace | None = None
         """Place of the last pass, if that reached the end of its epoch, so that the next pass follows it; else None."""
@@ -99,7 +100,6 @@ class RankLoader:
 
     def _iterate(self, *, goes_on: bool) -> Generator[dict[str, Any], None, None]:
         self._check_process()
-        self._meter.start_iteration()
         iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
         num_left = self._stand.num_left if goes_on else self.steps_left
         with progress_bar(f"epoch {self.epoch}", num_left, self._first_waits_for, is_on=is_on) as bar:
@@ -383,6 +383,7 @@ class RankLoader:
             if self._iteration is not None:
                 raise ConfigError("this loader is being iterated already; end that iteration first, or call close()")
             self._iteration = iteration
+        self._meter.start_iteration()
         if not goes_on and _starts_over(self._stand):
             self._leave_order("")
             self._go_back(self._stand.beginning)
@@ -464,7 +465,7 @@ class RankLoader:
         # In a mixture a span may come up once in every lap of an epoch.
         bad = [span for span in dict.fromkeys(run.bad_spans) if span not in self._skipped]
         if bad:
-            self._skipped.extend(bad)
+            self._skipped |= dict.fromkeys(bad)
             warnings.warn(
                 f"rank {self._job.rank} left out {counted(len(bad), 'bad span')} in epoch "
                 f"{run.epoch}:\n{describe_spans(bad)}",

@@ -171,6 +171,12 @@ def test_a_loader_says_where_a_setting_lives(dataset, name):
         Pipeline(dataset, batch_size=4, seed=0).loader(**{name: 1})
 
 
+@pytest.mark.parametrize("settings", [{"prefetch_batches": "4"}, {"num_epochs": None}, {"num_threads": "two"}])
+def test_a_setting_of_a_loader_of_a_wrong_type_is_said_to_have_one(dataset, settings):
+    with pytest.raises(ConfigError, match=rf"'{next(iter(settings))}': .* has a value of a wrong type"):
+        Pipeline(dataset, batch_size=4, seed=0).loader(**settings)
+
+
 def test_the_keywords_of_a_loader_are_the_fields_of_its_spec():
     assert list(LoaderSettings.__annotations__) == [one.name for one in fields(LoaderSpec)]
 
