@@ -104,9 +104,9 @@ class LocalFeed:
         """Whether there is room for all spans of the pass."""
         return self.resident_spans >= len(self._plan.queue)
 
-    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
-        """Yield nothing: `blocks` yields them all."""
-        return iter(())
+    def streams(self, *, is_waited_for: bool) -> Iterator[Iterator[pa.Table]]:  # noqa: ARG002
+        """Yield the one stream of all blocks."""
+        yield self.blocks()
 
     def blocks(self, most_spans: int | None = None) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order, of the first `most_spans` spans."""

@@ -102,7 +102,7 @@ class RankLoader:
         self._check_process()
         iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
         num_left = self._stand.num_left if goes_on else self.steps_left
-        with progress_bar(f"epoch {self.epoch}", num_left, self._first_waits_for, is_on=is_on) as bar:
+        with progress_bar(f"epoch {self.epoch}", num_left, partial(self._describe, iteration), is_on=is_on) as bar:
             try:
                 run, page = self._open_run(iteration, goes_on=goes_on)
                 yield from self._hand_over(iteration, run, page, bar)
@@ -116,7 +116,7 @@ class RankLoader:
     def _hand_over(self, iteration: _Iteration, run: EpochRun, page: Page, bar: Bar) -> Iterator[dict[str, Any]]:
         num_handed = 0
         for batch in run:
-            bar(self._meter.read(Live()))
+            bar()
             if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
                 self._publish()
                 self._keep_account(is_due_only=True)
@@ -147,10 +147,14 @@ class RankLoader:
                 f"that process by 'spawn' or 'forkserver' and send the loader to it."
             )
 
-    def _first_waits_for(self) -> str:
-        """Return what the first batch of an iteration waits for. Another thread may call this."""
-        run = self._run
-        return run.describe_start() if run is not None else "opening the feed"
+    def _describe(self, iteration: _Iteration) -> str:
+        """Return how fast an iteration is, or what its first batch waits for. Another thread may call this."""
+        if iteration.run is None:
+            return "opening the feed"
+        if not iteration.run.num_handed:
+            return iteration.run.describe_start()
+        recent = self._meter.read(Live()).recent
+        return f"{recent.samples_per_s:,.0f} samples/s, waiting {recent.wait_share:.0%}"
 
     @property
     def _run(self) -> EpochRun | None:
