@@ -104,7 +104,7 @@ class BlockContext:
 
     @cached_property
     def reading(self) -> threading.Lock:
-        """Held while rows are read: a reader is not thread-safe, and another thread may read the next epoch."""
+        """Held while rows are read: a reader is not thread-safe, and another thread may read for the next epoch."""
         return threading.Lock()
 
     @cached_property

@@ -81,6 +81,12 @@ class SpanRequest:
         """The frames to emit, ascending: one per row of the block."""
         return np.array(self.frames, dtype=np.int64) if self.frames else np.arange(self.start, self.stop)
 
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """What tells the span from all others of a run: its place in the plan, and how many frames to emit."""
+        place = self.epoch, self.dataset, self.lap, self.episode, self.start, self.stop, self.lane, self.place
+        return (*place, len(self.anchors))
+
 
 def span_request(plan: RankPlan, arrival: int) -> SpanRequest:
     """Return what to read for one block of a rank's queue."""

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -61,8 +60,6 @@ _QUEUED: Final = 1
 
 _LOOK_EVERY_S: Final = 0.2
 """How often a waiting thread checks whether the run was given up."""
-
-_PLACE_OF_SPAN: Final = attrgetter("epoch", "dataset", "lap", "episode", "start", "stop", "lane", "place")
 
 _LEAST_AHEAD: Final = 8
 """Spans whose remote files we fetch before there is room for them."""
@@ -228,8 +225,11 @@ class EpochRun:
         """The spans left out so far, under ``on_bad_episode="skip"``."""
         return list(self._assembler.bad_spans)
 
-    def describe_start(self) -> str:
-        """Return the progress towards the first batch, in words."""
+    def describe(self) -> str:
+        """Return the speed, or until the first batch the progress towards it, in words."""
+        if self.num_handed:
+            recent = self._meter.read(Live()).recent
+            return f"{recent.samples_per_s:,.0f} samples/s, waiting {recent.wait_share:.0%}"
         decoded = sum(decoder.counts().frames for decoder in self._context.decoders) if self._num_received else 0
         return f"{counted(self._num_received, 'span')}, {counted(decoded, 'frame')} so far"
 
@@ -325,13 +325,12 @@ class EpochRun:
 
     def _check_identity(self, request: SpanRequest, i: int) -> None:
         """Raise if Ray sent a block that the plan does not expect here: everything after it would be wrong."""
-        planned = _identity(span_request(self._plan, i)) if i < len(self._plan.queue) else ()
-        came = _identity(request)
-        if came != planned:
+        planned = span_request(self._plan, i).identity if i < len(self._plan.queue) else ()
+        if request.identity != planned:
             raise RaypipeError(
                 f"rank {self._plan.rank} expected as block {i} the span (epoch, dataset, lap, episode, start, stop, "
-                f"lane, place, rows) = {planned}, and {came} came. Ray's split has routed blocks differently from its "
-                f"rule; this version of Ray may have changed it."
+                f"lane, place, rows) = {planned}, and {request.identity} came. Ray's split has routed blocks "
+                f"differently from its rule; this version of Ray may have changed it."
             )
 
     def _wait_for_room(self, resident_spans: int) -> None:
@@ -421,10 +420,6 @@ class EpochRun:
 def _as_counter(at: float) -> float:
     """Return seconds since 1970, by any machine's clock, as a value of `time.perf_counter`; infinity for 0."""
     return time.perf_counter() - (time.time() - at) if at else math.inf
-
-
-def _identity(request: SpanRequest) -> tuple[int, ...]:
-    return (*_PLACE_OF_SPAN(request), len(request.anchors))
 
 
 def start_run(

@@ -55,6 +55,10 @@ class _Iteration:
     ended_by: str = ""
     """The loader's method that ended it from outside, such as ``close()``."""
 
+    def describe(self) -> str:
+        """Return how fast it is, or what its first batch waits for. Another thread may call this."""
+        return self.run.describe() if self.run is not None else "opening the feed"
+
 
 class RankLoader:
     """The batches of one rank, and its position.
@@ -102,7 +106,7 @@ class RankLoader:
         self._check_process()
         iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
         num_left = self._stand.num_left if goes_on else self.steps_left
-        with progress_bar(f"epoch {self.epoch}", num_left, partial(self._describe, iteration), is_on=is_on) as bar:
+        with progress_bar(f"epoch {self.epoch}", num_left, iteration.describe, is_on=is_on) as bar:
             try:
                 run, page = self._open_run(iteration, goes_on=goes_on)
                 yield from self._hand_over(iteration, run, page, bar)
@@ -146,15 +150,6 @@ class RankLoader:
                 f"where its threads and connections are not. Make the loader in the process that iterates it, or start "
                 f"that process by 'spawn' or 'forkserver' and send the loader to it."
             )
-
-    def _describe(self, iteration: _Iteration) -> str:
-        """Return how fast an iteration is, or what its first batch waits for. Another thread may call this."""
-        if iteration.run is None:
-            return "opening the feed"
-        if not iteration.run.num_handed:
-            return iteration.run.describe_start()
-        recent = self._meter.read(Live()).recent
-        return f"{recent.samples_per_s:,.0f} samples/s, waiting {recent.wait_share:.0%}"
 
     @property
     def _run(self) -> EpochRun | None:
