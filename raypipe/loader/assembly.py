@@ -129,7 +129,7 @@ class Assembler:
             columns = ("span", "row", "frame", "is_repeat")
             kept = replace(batch, **{name: getattr(batch, name)[~is_hole] for name in columns})
         kept_keys = [key for key, is_bad in zip(keys, is_hole.tolist(), strict=True) if not is_bad]
-        samples = self._samples(kept, kept_keys) if kept_keys else _copy(self._stand_in)
+        samples = self._samples(kept, kept_keys) if kept_keys else self._one_repeat()
         handed = Handed(
             numbers=self._context.frame_numbers(
                 samples["dataset_index"].numpy(),
@@ -237,9 +237,19 @@ class Assembler:
             skips.append(Skip.of(bad.dataset, bad.episode, numbers, bad.why))
         return tuple(skips)
 
+    def _one_repeat(self) -> dict[str, Any]:
+        """Return a batch of one sample, marked as a repeat."""
+        columns, lap = self._stand_in
+        # Copied, because a transform or a training loop may write to its batch.
+        copies = {name: np.array(one) if isinstance(one, np.ndarray) else list(one) for name, one in columns.items()}
+        seeds = self._plan.keys.augment_seeds(
+            columns["dataset_index"], np.array([lap]), columns["episode_index"], columns["frame_index"]
+        )
+        return {**_as_tensors(copies), "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
+
     @cached_property
-    def _stand_in(self) -> dict[str, Any]:
-        """A batch of one sample, marked as a repeat: the first frame of the first readable episode.
+    def _stand_in(self) -> tuple[dict[str, Any], int]:
+        """The columns of one sample, and its lap: the first frame of the first readable episode.
 
         It is the same on every rank, with any number of ranks and after any restart.
         """
@@ -259,25 +269,12 @@ class Assembler:
                 table = read_block(context, [request])
             (block,) = open_block(context, table)
             with suppress(DatasetError):
-                return self._as_batch(span_columns(context, block), request.lap)
+                return span_columns(context, block), request.lap
         raise DatasetError(
             f"a batch without a frame cannot be trained on, and not one of {counted(len(self._index), 'episode')} can "
             f"be read; those met so far:\n{describe_spans(self.bad_spans)}\nMend the dataset: "
             f"`raypipe validate {self.bad_spans[0].root}` tells what is wrong with it, and what to do."
         )
-
-    def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:
-        # Copied, because arrays of a block cannot be written to.
-        copies = {name: np.array(one) if isinstance(one, np.ndarray) else one for name, one in columns.items()}
-        seeds = self._plan.keys.augment_seeds(
-            columns["dataset_index"], np.array([lap]), columns["episode_index"], columns["frame_index"]
-        )
-        return {**_as_tensors(copies), "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
-
-
-def _copy(batch: dict[str, Any]) -> dict[str, Any]:
-    # Copy, because a transform or a training loop may write to its batch.
-    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
 def do_nothing(_: Any) -> None:

@@ -209,6 +209,7 @@ class EpochRun:
         if assembling is threading.current_thread() or not assembling.is_alive():
             self._assembler.close()
         # A reference to a closed run must not keep much in memory.
+        self._arrived = {}
         self._before = None
         self._follow = self._record = do_nothing
 

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -449,9 +449,7 @@ class RankLoader:
             return False
         if run is not None:
             self._note_skips(run)
-            self._last_live = replace(
-                run.live(), live_spans=0, waiting_spans=0, live_bytes=0, held_bytes=0, in_flight_bytes=0
-            )
+            self._last_live = run.live()
         if run is not None and self._stand.is_over:
             self._place = run.place
         else:
@@ -461,8 +459,7 @@ class RankLoader:
         return True
 
     def _note_skips(self, run: EpochRun) -> None:
-        # In a mixture a span may come up once in every lap of an epoch.
-        bad = [span for span in dict.fromkeys(run.bad_spans) if span not in self._skipped]
+        bad = [span for span in run.bad_spans if span not in self._skipped]
         if bad:
             self._skipped |= dict.fromkeys(bad)
             warnings.warn(
