@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from raypipe.feed.order import (
         BY_SIZE,
         FeedSpec,
-        RowFrames,
         SpanRequest,
         feed_order,
         resident_spans,

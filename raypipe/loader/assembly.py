@@ -33,7 +33,6 @@ from raypipe.errors import DatasetError
 from raypipe.feed import (
     BadSpan,
     BlockContext,
-    RowFrames,
     SpanBlock,
     SpanRequest,
     add_span,
@@ -45,7 +44,7 @@ from raypipe.feed import (
 from raypipe.loader.at_hand import BatchClips, LiveRows, trim_memory
 from raypipe.loader.job import LoaderSpec, RankJob
 from raypipe.loader.transforms import SamplePool, SeededRandom, SideStream
-from raypipe.plan import Batch, RankPlan, WorldPlan
+from raypipe.plan import Batch, Ints, RankPlan, WorldPlan
 from raypipe.text import counted
 
 _TRIM_BYTES: Final = 256 << 20
@@ -192,7 +191,7 @@ class Assembler:
             built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
         return built
 
-    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
+    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: Ints) -> dict[str, Any]:
         schema = self._context.batch_schema
         built: dict[str, Any] = {}
         for camera in schema.cameras:
@@ -209,9 +208,7 @@ class Assembler:
             built |= _camera_columns(schema, camera, pixels, padding)
         return built
 
-    def _slots(
-        self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
-    ) -> tuple[RowFrames, NDArray[np.bool_]]:
+    def _slots(self, camera: str, batch: Batch, dataset_index: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the frames behind the slots of a camera ``(B, T)``, and which are padding: all, without the camera."""
         schema = self._context.batch_schema
         shape = (len(batch.frame), schema.windows.get(camera, 1))
@@ -292,7 +289,7 @@ def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
     return moved
 
 
-def _episode_lengths(context: BlockContext, plan: RankPlan) -> RowFrames:
+def _episode_lengths(context: BlockContext, plan: RankPlan) -> Ints:
     """Return, by arrival number, how many frames the span's episode has."""
     length = np.zeros(len(plan.queue), dtype=np.int64)
     for number, dataset in enumerate(context.datasets):
@@ -348,7 +345,7 @@ def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[
     return shown.reshape(*slots.shape, *shown.shape[1:]), padding
 
 
-def _label(context: BlockContext, dataset_index: NDArray[np.int64], task_index: NDArray[np.int64]) -> dict[str, Any]:
+def _label(context: BlockContext, dataset_index: Ints, task_index: Ints) -> dict[str, Any]:
     """Return the keys that a batch has besides features: the task, where each sample is from, and what masks it.
 
     A single dataset has no dataset and robot keys.

@@ -173,9 +173,8 @@ def as_dataset(given: Any) -> Dataset | Mixture:
 def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_size: Any, seed: int) -> PipelineConfig:
     """Return the config of a pipeline; derive clips, live spans and span length from `live_bytes` unless given."""
     check_names(parts, PipelineParts.__annotations__, "Pipeline has no part")
-    batch = (
-        BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")
-    )
+    is_spec = isinstance(batch_size, BatchSpec | Mapping)
+    batch = make_spec(BatchSpec, batch_size, "batch_size") if is_spec else BatchSpec(size=batch_size)
     selection = _selection(dataset, parts)
     decode = _decode_spec(dataset, parts.get("decode", {}))
     if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:

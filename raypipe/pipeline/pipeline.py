@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from raypipe.dataset import ActionSpec, Dataset
@@ -189,6 +190,8 @@ class Pipeline:
         These are the stages of the flow, and where each runs.
         """
         check_world_size(world_size)
+        if not isinstance(name, str) or not name or PurePath(name).name != name:
+            raise ConfigError(f"the name {name!r} of a loader also names its files in a checkpoint; give a file name")
         # format.read_metadata: when the dataset was opened. Settings that depend on the transport are decided here.
         config = self._resolved(transport)
         # plan.plan_epoch: every rank, and the feeder, computes each epoch's plan from these values; no plan travels.
