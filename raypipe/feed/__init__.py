@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         Meeting,
         OnBadEpisode,
         PassPlace,
+        add_span,
         describe_spans,
-        merge_spans,
         name_attempt,
     )
     from raypipe.feed.block_context import BlockContext, clip_request, shown_frames
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from raypipe.feed.order import (
         BY_SIZE,
         FeedSpec,
-        RowFrames,
         SpanRequest,
         feed_order,
         resident_spans,

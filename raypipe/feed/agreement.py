@@ -84,26 +84,22 @@ class BadSpan:
         return f"episode {self.episode} of {self.root!r}, {frames_text(self.start, self.stop)}: {self.why}"
 
 
-def merge_spans(spans: "list[BadSpan]") -> "list[BadSpan]":
-    """Return the same frames in fewer spans: spans of an episode that touch become one, with the first reason.
+def add_span(spans: "list[BadSpan]", span: "BadSpan") -> "list[BadSpan]":
+    """Return the spans with one more. It and those of its episode that it touches become one, with the first reason.
 
     A damaged video is bad clip by clip, which would give a line for each.
     """
-    merged: list[BadSpan] = []
-    for span in spans:
-        touching = [one for one in merged if _touches(one, span)]
-        if not touching:
-            merged.append(span)
-            continue
-        parts = [*touching, span]
-        whole = replace(touching[0], start=min(one.start for one in parts), stop=max(one.stop for one in parts))
-        merged[merged.index(touching[0])] = whole
-        merged = [one for one in merged if one not in touching[1:]]
-    return merged
+    touching = [one for one in spans if _touches(one, span)]
+    if not touching:
+        return [*spans, span]
+    first, *others = touching
+    parts = [*touching, span]
+    whole = replace(first, start=min(one.start for one in parts), stop=max(one.stop for one in parts))
+    return [whole if one is first else one for one in spans if one not in others]
 
 
 def _touches(one: "BadSpan", other: "BadSpan") -> bool:
-    is_same = (one.epoch, one.dataset, one.root, one.episode) == (other.epoch, other.dataset, other.root, other.episode)
+    is_same = (one.episode, one.dataset, one.epoch) == (other.episode, other.dataset, other.epoch)
     return is_same and one.start <= other.stop and other.start <= one.stop
 
 

@@ -13,8 +13,9 @@ from raypipe.account import frame_numbers
 from raypipe.dataset import Dataset, MemberMap, Schema, schema_of, window_rows
 from raypipe.decode import BatchBuffers, ClipRequest, DecodeSpec, FramePool, KeepFolder, KeepSpec
 from raypipe.feed.agreement import RAISE, BadDataSpec
-from raypipe.feed.order import RowFrames, SpanRequest
+from raypipe.feed.order import SpanRequest
 from raypipe.format import INDEX_FEATURES, Feature, OpenFiles, RowReader
+from raypipe.plan import Ints
 
 if TYPE_CHECKING:
     from raypipe.decode import FrameDecoder, VideoPool
@@ -104,7 +105,7 @@ class BlockContext:
 
     @cached_property
     def reading(self) -> threading.Lock:
-        """Held while rows are read: a reader is not thread-safe, and another thread may read the next epoch."""
+        """Held while rows are read: a reader is not thread-safe, and another thread may read for the next epoch."""
         return threading.Lock()
 
     @cached_property
@@ -170,7 +171,7 @@ class BlockContext:
         """Return whether a dataset stores a camera as images in rows; `camera` is the dataset's own name."""
         return self.datasets[dataset].features[camera].kind == "image"
 
-    def frame_numbers(self, dataset: RowFrames, episode: RowFrames, frame: RowFrames, lap: RowFrames) -> RowFrames:
+    def frame_numbers(self, dataset: Ints, episode: Ints, frame: Ints, lap: Ints) -> Ints:
         """Return the number of every frame on the accounts' axis, which covers all datasets; see `frame_numbers`.
 
         Args:
@@ -194,8 +195,8 @@ class BlockContext:
 
 
 def shown_frames(
-    context: BlockContext, request: SpanRequest, camera: str, anchors: RowFrames | None = None, clip_frames: int = 0
-) -> RowFrames:
+    context: BlockContext, request: SpanRequest, camera: str, anchors: Ints | None = None, clip_frames: int = 0
+) -> Ints:
     """Return the frames of a camera, by the dataset's own name, to decode for samples of a span, ascending.
 
     Under ``on_bad_episode="skip"`` these are all frames that the samples' whole clips show. So whether a clip is bad
@@ -213,7 +214,7 @@ def shown_frames(
     return anchors if offsets == (0,) else np.unique(window_rows(anchors, length, offsets)[0])
 
 
-def _whole_clips(request: SpanRequest, anchors: RowFrames, length: int, clip_frames: int) -> RowFrames:
+def _whole_clips(request: SpanRequest, anchors: Ints, length: int, clip_frames: int) -> Ints:
     if not clip_frames:
         return np.arange(request.start, request.stop)
     start, stop = (0, length) if request.clip_frames else (request.start, request.stop)
@@ -225,7 +226,7 @@ def clip_request(
     context: BlockContext,
     request: SpanRequest,
     camera: str,
-    frames: RowFrames,
+    frames: Ints,
     span: tuple[int, int],
     images: Mapping[str, Mapping[int, Any]],
 ) -> ClipRequest:

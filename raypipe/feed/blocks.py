@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset, Schema, window_rows
 from raypipe.errors import LEAVE_OUT, DatasetError, DownloadError, RaypipeError, is_data_fault, noting
 from raypipe.feed.block_context import BlockContext, shown_frames
-from raypipe.feed.order import RowFrames, SpanRequest
+from raypipe.feed.order import SpanRequest
 from raypipe.format import Feature, column_values, one_line
+from raypipe.plan import Ints
 from raypipe.storage import is_transient, num_requests, retry_transient
 from raypipe.text import counted
 
@@ -29,7 +30,7 @@ HEADER: Final = "raypipe_span"
 IMAGES: Final = "raypipe_images"
 """The column with a span's stored images, of all frames that its samples show, in the span's first row."""
 
-Images = Mapping[str, tuple[RowFrames, list[Any]]]
+Images = Mapping[str, tuple[Ints, list[Any]]]
 """By camera: ascending frames, and the stored image of each."""
 
 
@@ -348,7 +349,7 @@ def as_values(array: pa.Array) -> list[Any]:
     return [pickle.loads(value) for value in array.to_pylist()]
 
 
-def take_windows(array: pa.Array, wanted: RowFrames) -> pa.Array:
+def take_windows(array: pa.Array, wanted: Ints) -> pa.Array:
     """Return the values at `wanted`, ``(rows,)`` or ``(rows, T)``; for a window, lists of values."""
     taken = array.take(pa.array(wanted.reshape(-1)))
     if wanted.ndim == 1:

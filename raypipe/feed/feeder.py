@@ -318,33 +318,34 @@ class RayFeed:
         if self._is_asked:
             ray.kill(self._chapters.feeder())
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the rank read all blocks itself, so that Ray has none for it."""
-        return not self._is_asked and self._own is not None and self._own.is_complete
+    def streams(self, *, is_waited_for: bool) -> Iterator[Iterator[pa.Table]]:
+        """Yield streams of blocks, each from the first block on, until one has them all.
 
-    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
-        """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked.
-
-        The loop waits for them (`is_waited_for`) if it is already in this epoch, not in the one before.
+        The first stream has the blocks that the rank reads itself until Ray sends its first. There is none if the rank
+        cannot read, or if the loop does not wait for the rows (`is_waited_for`) because it is in the epoch before.
         """
-        if self._own is None or not (is_waited_for or self._is_own_enough):
-            return
-        self._is_reading = True
-        for table in self._own.blocks_with_room():
+        if self._own is not None and (is_waited_for or self._is_own_enough):
+            self._is_reading = True
+            yield self._own_blocks(self._own)
+            self._is_reading = False
+            if self._own.is_complete and not self._is_asked:
+                return
+        yield self.blocks()
+
+    def _own_blocks(self, own: LocalFeed) -> Iterator[pa.Table]:
+        for table in own.blocks_with_room():
             yield table
             if self._first.done():
-                break
-        self._is_reading = False
+                return
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Return an iterator over all of Ray's blocks in arrival order."""
+        """Yield all of Ray's blocks in arrival order."""
         if not self._is_asked:
             self._ask()
-        first, rest = self._first.result()
+        tables = chain(*self._first.result())
         # Drop both: they hold a block and open files, which are not needed any more.
         self._first, self._own = Future(), None
-        return chain(first, rest)
+        yield from tables
 
     def _fetch_first(self) -> None:
         try:

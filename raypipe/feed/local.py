@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
@@ -42,8 +42,7 @@ class LocalSource:
     """The name of this start of the ranks. Names sort by time of the start."""
 
     def __init__(self, context: BlockContext, meeting: Meeting | MeetingProxy, spec: FeedSpec, attempt: str) -> None:
-        # Copy the context to get separate readers: a reader is not thread-safe, and another thread may use the rank's.
-        self._reading = replace(context)
+        self._context = context
         self._spans_per_block = 1 if spec.spans_per_block == BY_SIZE else spec.spans_per_block
         self.meeting = meeting
         self.attempt = attempt
@@ -55,7 +54,7 @@ class LocalSource:
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "LocalFeed":
         """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         place = begin_pass(self.meeting, world, rank, place)
-        return LocalFeed(self._reading, world, rank, self._spans_per_block, place)
+        return LocalFeed(self._context, world, rank, self._spans_per_block, place)
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
         """Return an executor that decodes in threads of this process."""
@@ -104,9 +103,9 @@ class LocalFeed:
         """Whether there is room for all spans of the pass."""
         return self.resident_spans >= len(self._plan.queue)
 
-    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
-        """Yield nothing: `blocks` yields them all."""
-        return iter(())
+    def streams(self, *, is_waited_for: bool) -> Iterator[Iterator[pa.Table]]:  # noqa: ARG002
+        """Yield the one stream of all blocks."""
+        yield self.blocks()
 
     def blocks(self, most_spans: int | None = None) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order, of the first `most_spans` spans."""

@@ -37,7 +37,33 @@ class RecentStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderStats:
+class Live:
+    """What a rank holds at one moment, and what it has decoded so far."""
+
+    live_spans: int = 0
+    waiting_spans: int = 0
+    """Spans whose rows have arrived ahead of their need."""
+    live_bytes: int = 0
+    """Memory of the rows and the decoded frames at hand."""
+    held_bytes: int = 0
+    """Decoded frames that have not left yet."""
+    in_flight_bytes: int = 0
+    """Frames that were requested and not taken yet."""
+    peak_clip_bytes: int = 0
+    """Maximum of held plus in-flight bytes in the current epoch."""
+    decode_s: float = 0.0
+    """Time spent decoding, summed over threads or tasks."""
+    decoded_frames: int = 0
+    kept_frames: int = 0
+    """Frames read from those that ``keep_frames`` keeps on the node, instead of decoded."""
+    decoder_opens: int = 0
+    """Videos that this process opened for decoding."""
+    decoder_reuses: int = 0
+    """Clips decoded by a decoder that was already open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats(Live):
     """The figures of one rank's loader since it was created; `recent` has those of the last steps."""
 
     samples: int
@@ -64,11 +90,6 @@ class LoaderStats:
     """The part of `wait_s` in which its rows or pixels were finished and in transit to this rank."""
     assembly_wait_s: float
     """The part of `wait_s` in which it was being assembled."""
-    decode_s: float
-    """Time spent decoding, summed over threads or tasks."""
-    decoded_frames: int
-    kept_frames: int
-    """Frames read from those that ``keep_frames`` keeps on the node, instead of decoded."""
     skipped_frames: int
     """Samples left out as bad data, under ``on_bad_episode="skip"``."""
     emitted_frames: int
@@ -78,21 +99,6 @@ class LoaderStats:
     frames are kept."""
     received_blocks: int
     received_bytes: int
-    waiting_spans: int
-    """Spans whose rows have arrived ahead of their need."""
-    live_spans: int
-    live_bytes: int
-    """Memory of the rows and the decoded frames at hand."""
-    held_bytes: int
-    """Decoded frames that have not left yet."""
-    in_flight_bytes: int
-    """Frames that were requested and not taken yet."""
-    peak_clip_bytes: int
-    """Maximum of held plus in-flight bytes in the current epoch."""
-    decoder_opens: int
-    """Videos that this process opened for decoding."""
-    decoder_reuses: int
-    """Clips decoded by a decoder that was already open."""
     requests: int
     """Requests to the Hub and other remote storage: all by this process since the loader was created, and those by
     tasks that read for this rank."""
@@ -212,23 +218,6 @@ def _sum_recent(steps: Sequence[_Step]) -> RecentStats:
         wait_share=wait_s / seconds,
         waits_for=_name_wait(wait_s / seconds, [sum(step.parts[stage] for step in steps) for stage in STAGES]),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
-    """What a rank holds at one moment, and what it has decoded so far; fields of `LoaderStats`."""
-
-    live_spans: int = 0
-    waiting_spans: int = 0
-    live_bytes: int = 0
-    held_bytes: int = 0
-    in_flight_bytes: int = 0
-    peak_clip_bytes: int = 0
-    decode_s: float = 0.0
-    decoded_frames: int = 0
-    kept_frames: int = 0
-    decoder_opens: int = 0
-    decoder_reuses: int = 0
 
 
 class Meter:

@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError
 from raypipe.plan import Ints, RankPlan, Steps, WorldPlan
 
-RowFrames = NDArray[np.int64]
-
 BY_SIZE: Final = "by_size"
 
 
@@ -77,9 +75,15 @@ class SpanRequest:
     """The frames to emit if an interrupted epoch left only some of [start, stop); empty for all."""
 
     @property
-    def anchors(self) -> RowFrames:
+    def anchors(self) -> Ints:
         """The frames to emit, ascending: one per row of the block."""
         return np.array(self.frames, dtype=np.int64) if self.frames else np.arange(self.start, self.stop)
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """What tells the span from all others of a run: its place in the plan, and how many frames to emit."""
+        place = self.epoch, self.dataset, self.lap, self.episode, self.start, self.stop, self.lane, self.place
+        return (*place, len(self.anchors))
 
 
 def span_request(plan: RankPlan, arrival: int) -> SpanRequest:

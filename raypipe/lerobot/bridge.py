@@ -20,7 +20,7 @@ from raypipe.errors import ConfigError
 from raypipe.format import INDEX_FEATURES, Feature, Stats
 from raypipe.loader import RankLoader, Transform
 from raypipe.mixture import Mixture, MixtureStats
-from raypipe.pipeline import Pipeline, schema_for
+from raypipe.pipeline import Pipeline, datasets_of, schema_for
 from raypipe.plan import SelectionSpec
 from raypipe.text import how_to_install, make_spec
 
@@ -68,7 +68,7 @@ def windowed(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> Dataset 
 
 def delta_timestamps(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> dict[str, list[float]]:
     """Return the windows of a policy's config in seconds, like LeRobot's `resolve_delta_timestamps`."""
-    rates = {one.meta.fps for one in _members(dataset)}
+    rates = {one.meta.fps for one in datasets_of(dataset)}
     if len(rates) > 1:
         raise ConfigError(
             f"the datasets of the mixture have {', '.join(f'{rate:g}' for rate in sorted(rates))} fps, and a policy's "
@@ -214,7 +214,7 @@ def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]], sto
     root = "mixture" if isinstance(dataset, Mixture) else dataset.meta.root
     robots = dataset.robot_types if isinstance(dataset, Mixture) else (dataset.meta.robot_type,)
     # Of a mixture with several rates LeRobot shows that of the first member.
-    fps = _members(dataset)[0].meta.fps
+    fps = datasets_of(dataset)[0].meta.fps
     info = utils.DatasetInfo(
         codebase_version="v3.0",
         fps=int(fps) if fps == int(fps) else fps,
@@ -240,19 +240,15 @@ def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]], sto
     }
 
 
-def _members(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
-    return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
-
-
 def _tasks(dataset: Dataset | Mixture) -> list[str]:
     """Return the texts of all tasks, once each; for a single dataset in the order of its ``task_index``."""
-    texts = (one.meta.tasks.texts for one in _members(dataset))
+    texts = (one.meta.tasks.texts for one in datasets_of(dataset))
     return list(dict.fromkeys(text for member in texts for _, text in sorted(member.items())))
 
 
 def _episodes(dataset: Dataset | Mixture) -> Any:
     """Return the episode table in LeRobot's form, with its columns about the rows; members follow one another."""
-    tables = [one.meta.episodes for one in _members(dataset)]
+    tables = [one.meta.episodes for one in datasets_of(dataset)]
     length = np.concatenate([table.length for table in tables])
     stop = np.cumsum(length)
     columns = {

@@ -33,19 +33,18 @@ from raypipe.errors import DatasetError
 from raypipe.feed import (
     BadSpan,
     BlockContext,
-    RowFrames,
     SpanBlock,
     SpanRequest,
+    add_span,
     clip_request,
     describe_spans,
-    merge_spans,
     open_block,
     read_block,
 )
 from raypipe.loader.at_hand import BatchClips, LiveRows, trim_memory
 from raypipe.loader.job import LoaderSpec, RankJob
 from raypipe.loader.transforms import SamplePool, SeededRandom, SideStream
-from raypipe.plan import Batch, RankPlan, WorldPlan
+from raypipe.plan import Batch, Ints, RankPlan, WorldPlan
 from raypipe.text import counted
 
 _TRIM_BYTES: Final = 256 << 20
@@ -117,7 +116,7 @@ class Assembler:
         )
         if not any((span.dataset, span.episode) == (one.dataset, one.episode) for one in self.bad_spans):
             self.report_bad(span)
-        self.bad_spans = merge_spans([*self.bad_spans, span])
+        self.bad_spans = add_span(self.bad_spans, span)
         return span
 
     def build(self, batch: Batch) -> Built:
@@ -129,7 +128,7 @@ class Assembler:
             columns = ("span", "row", "frame", "is_repeat")
             kept = replace(batch, **{name: getattr(batch, name)[~is_hole] for name in columns})
         kept_keys = [key for key, is_bad in zip(keys, is_hole.tolist(), strict=True) if not is_bad]
-        samples = self._samples(kept, kept_keys) if kept_keys else _copy(self._stand_in)
+        samples = self._samples(kept, kept_keys) if kept_keys else self._one_repeat()
         handed = Handed(
             numbers=self._context.frame_numbers(
                 samples["dataset_index"].numpy(),
@@ -192,7 +191,7 @@ class Assembler:
             built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
         return built
 
-    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
+    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: Ints) -> dict[str, Any]:
         schema = self._context.batch_schema
         built: dict[str, Any] = {}
         for camera in schema.cameras:
@@ -209,9 +208,7 @@ class Assembler:
             built |= _camera_columns(schema, camera, pixels, padding)
         return built
 
-    def _slots(
-        self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
-    ) -> tuple[RowFrames, NDArray[np.bool_]]:
+    def _slots(self, camera: str, batch: Batch, dataset_index: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the frames behind the slots of a camera ``(B, T)``, and which are padding: all, without the camera."""
         schema = self._context.batch_schema
         shape = (len(batch.frame), schema.windows.get(camera, 1))
@@ -237,9 +234,19 @@ class Assembler:
             skips.append(Skip.of(bad.dataset, bad.episode, numbers, bad.why))
         return tuple(skips)
 
+    def _one_repeat(self) -> dict[str, Any]:
+        """Return a batch of one sample, marked as a repeat."""
+        columns, lap = self._stand_in
+        # Copied, because a transform or a training loop may write to its batch.
+        copies = {name: np.array(one) if isinstance(one, np.ndarray) else list(one) for name, one in columns.items()}
+        seeds = self._plan.keys.augment_seeds(
+            columns["dataset_index"], np.array([lap]), columns["episode_index"], columns["frame_index"]
+        )
+        return {**_as_tensors(copies), "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
+
     @cached_property
-    def _stand_in(self) -> dict[str, Any]:
-        """A batch of one sample, marked as a repeat: the first frame of the first readable episode.
+    def _stand_in(self) -> tuple[dict[str, Any], int]:
+        """The columns of one sample, and its lap: the first frame of the first readable episode.
 
         It is the same on every rank, with any number of ranks and after any restart.
         """
@@ -255,27 +262,16 @@ class Assembler:
                 lane=0,
                 place=0,
             )
-            (block,) = open_block(context, read_block(context, [request]))
+            with context.reading:
+                table = read_block(context, [request])
+            (block,) = open_block(context, table)
             with suppress(DatasetError):
-                return self._as_batch(span_columns(context, block), request.lap)
+                return span_columns(context, block), request.lap
         raise DatasetError(
             f"a batch without a frame cannot be trained on, and not one of {counted(len(self._index), 'episode')} can "
             f"be read; those met so far:\n{describe_spans(self.bad_spans)}\nMend the dataset: "
             f"`raypipe validate {self.bad_spans[0].root}` tells what is wrong with it, and what to do."
         )
-
-    def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:
-        # Copied, because arrays of a block cannot be written to.
-        copies = {name: np.array(one) if isinstance(one, np.ndarray) else one for name, one in columns.items()}
-        seeds = self._plan.keys.augment_seeds(
-            columns["dataset_index"], np.array([lap]), columns["episode_index"], columns["frame_index"]
-        )
-        return {**_as_tensors(copies), "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
-
-
-def _copy(batch: dict[str, Any]) -> dict[str, Any]:
-    # Copy, because a transform or a training loop may write to its batch.
-    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
 def do_nothing(_: Any) -> None:
@@ -293,7 +289,7 @@ def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
     return moved
 
 
-def _episode_lengths(context: BlockContext, plan: RankPlan) -> RowFrames:
+def _episode_lengths(context: BlockContext, plan: RankPlan) -> Ints:
     """Return, by arrival number, how many frames the span's episode has."""
     length = np.zeros(len(plan.queue), dtype=np.int64)
     for number, dataset in enumerate(context.datasets):
@@ -349,7 +345,7 @@ def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[
     return shown.reshape(*slots.shape, *shown.shape[1:]), padding
 
 
-def _label(context: BlockContext, dataset_index: NDArray[np.int64], task_index: NDArray[np.int64]) -> dict[str, Any]:
+def _label(context: BlockContext, dataset_index: Ints, task_index: Ints) -> dict[str, Any]:
     """Return the keys that a batch has besides features: the task, where each sample is from, and what masks it.
 
     A single dataset has no dataset and robot keys.

@@ -112,7 +112,8 @@ class RowPool:
     @property
     def num_bytes(self) -> int:
         """Memory of the pool."""
-        return sum(values.nbytes for values in self._columns.values())
+        # A list, because another thread may read this while rows are added.
+        return sum(values.nbytes for values in list(self._columns.values()))
 
     def _grow(self, num_rows: int) -> None:
         old = len(self._free)
@@ -304,8 +305,8 @@ class FileFetcher:
     def close(self) -> None:
         """Start no more fetches; let those that have begun finish."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        while self._fetches:
-            self._fetches.popleft().cancel()
+        for fetch in self._fetches.copy():
+            fetch.cancel()
 
     def _fetch(self, request: SpanRequest) -> None:
         dataset, row, _ = self._context.find_episode(request)

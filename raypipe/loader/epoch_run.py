@@ -19,13 +19,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from raypipe.account import Handed
-from raypipe.decode import ASSIGNED_CPUS, ClipExecutor, use_one_core
+from raypipe.decode import ASSIGNED_CPUS, use_one_core
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.feed import (
     BadSpan,
@@ -41,9 +40,9 @@ from raypipe.feed import (
 )
 from raypipe.loader.assembly import Assembler, Built, do_nothing
 from raypipe.loader.at_hand import FileFetcher
-from raypipe.loader.job import LoaderSpec, RankJob, Stand
+from raypipe.loader.job import LoaderSpec, Stand
 from raypipe.loader.transforms import wait_for
-from raypipe.plan import Batch, RankPlan, WorldPlan
+from raypipe.plan import Batch, RankPlan
 from raypipe.text import counted
 
 if TYPE_CHECKING:
@@ -62,8 +61,6 @@ _QUEUED: Final = 1
 _LOOK_EVERY_S: Final = 0.2
 """How often a waiting thread checks whether the run was given up."""
 
-_PLACE_OF_SPAN: Final = attrgetter("epoch", "dataset", "lap", "episode", "start", "stop", "lane", "place")
-
 _LEAST_AHEAD: Final = 8
 """Spans whose remote files we fetch before there is room for them."""
 
@@ -71,8 +68,22 @@ _LEAST_AHEAD: Final = 8
 class EpochRun:
     """The batches of one rank for the rest of an epoch. Iterate it once."""
 
-    def __init__(self, job: RankJob, world: WorldPlan, spec: LoaderSpec, meter: Meter, executor: ClipExecutor) -> None:
+    def __init__(
+        self,
+        stand: Stand,
+        source: "LocalSource | FeederSource",
+        spec: LoaderSpec,
+        meter: Meter,
+        before: "EpochRun | None" = None,
+    ) -> None:
+        """Open what decodes. `start` starts the run.
+
+        Args:
+            before: the run of the previous epoch, which has received all its blocks; the two share their room.
+        """
+        job, world = stand.job, stand.world
         self.num_steps = world.num_steps
+        self.num_handed = 0
         self.epoch = world.plan.epoch
         self.place = PassPlace(0, 0)
         self._follow: Callable[[EpochRun], None] = do_nothing
@@ -81,11 +92,13 @@ class EpochRun:
         self._plan: RankPlan = world.rank(job.rank)
         self._spec = spec
         self._meter = meter
-        self._executor = executor
+        num_threads = source.assigned_cpus() if spec.num_threads == ASSIGNED_CPUS else spec.num_threads
+        self._executor = source.open_executor(job.context, num_threads, meter)
         self._fetcher = FileFetcher(job.context, self._plan)
-        self._assembler = Assembler(job, world, spec, executor)
+        self._assembler = Assembler(job, world, replace(spec, num_threads=num_threads), self._executor)
+        self._assembler.report_bad = source.meeting.report_bad
         if self._assembler.clips.is_decoding:
-            executor.warm_up()
+            self._executor.warm_up()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._arrived: dict[int, SpanBlock] = {}
@@ -96,7 +109,6 @@ class EpochRun:
         """Spans whose remote files were requested."""
         self._is_received = False
         self._num_retired = 0
-        self._num_handed = 0
         self._is_closed = False
         self._is_given_up = False
         self._is_over = False
@@ -106,21 +118,12 @@ class EpochRun:
         """One item per batch that the assembler may put into `_batches`. Empty until the previous epoch has ended,
         because its last two batches are still in memory."""
         self._threads: list[threading.Thread] = []
-        self._before: EpochRun | None = None
-
-    def start(
-        self, feed: "LocalFeed | RayFeed", report_bad: Callable[[BadSpan], None], before: "EpochRun | None" = None
-    ) -> None:
-        """Start the threads that turn the rank's blocks into batches.
-
-        Args:
-            report_bad: called with the first bad span of every episode; see `Meeting.report_bad`.
-            before: the run of the previous epoch, which has received all its blocks; the two share their room.
-        """
-        self.place = feed.place
-        self._assembler.report_bad = report_bad
-        self._fetcher.fetches_rows = not feed.is_remote
         self._before = before
+
+    def start(self, feed: "LocalFeed | RayFeed") -> None:
+        """Start the threads that turn the rank's blocks into batches."""
+        self.place = feed.place
+        self._fetcher.fetches_rows = not feed.is_remote
         jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))
         for name, job in jobs:
             thread = threading.Thread(target=self._run_thread, args=(job,), name=f"raypipe-{name}", daemon=True)
@@ -159,7 +162,7 @@ class EpochRun:
         if isinstance(item, BaseException):
             self.close()
             raise item
-        self._num_handed += 1
+        self.num_handed += 1
         self._meter.hand_over(len(item.handed.numbers))
         self._meter.add(emitted_frames=item.num_emitted, skipped_frames=item.handed.num_skipped)
         self._record(item.handed)
@@ -169,7 +172,7 @@ class EpochRun:
 
     def close(self) -> None:
         """End the threads. Safe to call twice, after the last batch, and in the middle of an epoch."""
-        is_done = self._num_handed == self.num_steps
+        is_done = self.num_handed == self.num_steps
         if not is_done:
             # Take the lock itself: Ctrl-C inside the Python code of a condition may leave it locked.
             with self._lock:
@@ -206,6 +209,7 @@ class EpochRun:
         if assembling is threading.current_thread() or not assembling.is_alive():
             self._assembler.close()
         # A reference to a closed run must not keep much in memory.
+        self._arrived = {}
         self._before = None
         self._follow = self._record = do_nothing
 
@@ -222,8 +226,11 @@ class EpochRun:
         """The spans left out so far, under ``on_bad_episode="skip"``."""
         return list(self._assembler.bad_spans)
 
-    def describe_start(self) -> str:
-        """Return the progress towards the first batch, in words."""
+    def describe(self) -> str:
+        """Return the speed, or until the first batch the progress towards it, in words."""
+        if self.num_handed:
+            recent = self._meter.read(Live()).recent
+            return f"{recent.samples_per_s:,.0f} samples/s, waiting {recent.wait_share:.0%}"
         decoded = sum(decoder.counts().frames for decoder in self._context.decoders) if self._num_received else 0
         return f"{counted(self._num_received, 'span')}, {counted(decoded, 'frame')} so far"
 
@@ -273,10 +280,10 @@ class EpochRun:
         self._batches.put(error)
 
     def _receive(self, feed: "LocalFeed | RayFeed") -> None:
-        num_spans = self._take_blocks(feed, feed.first_blocks(is_waited_for=self._before is None))
-        if not feed.is_complete:
+        num_spans = 0
+        for tables in feed.streams(is_waited_for=self._before is None):
             self._look_ahead(feed.resident_spans)
-            num_spans = self._take_blocks(feed, feed.blocks())
+            num_spans = self._take_blocks(feed, tables)
         if num_spans != len(self._plan.queue):
             raise RaypipeError(
                 f"rank {self._plan.rank} received {num_spans} of {counted(len(self._plan.queue), 'span')} and the feed "
@@ -319,13 +326,12 @@ class EpochRun:
 
     def _check_identity(self, request: SpanRequest, i: int) -> None:
         """Raise if Ray sent a block that the plan does not expect here: everything after it would be wrong."""
-        planned = _identity(span_request(self._plan, i)) if i < len(self._plan.queue) else ()
-        came = _identity(request)
-        if came != planned:
+        planned = span_request(self._plan, i).identity if i < len(self._plan.queue) else ()
+        if request.identity != planned:
             raise RaypipeError(
                 f"rank {self._plan.rank} expected as block {i} the span (epoch, dataset, lap, episode, start, stop, "
-                f"lane, place, rows) = {planned}, and {came} came. Ray's split has routed blocks differently from its "
-                f"rule; this version of Ray may have changed it."
+                f"lane, place, rows) = {planned}, and {request.identity} came. Ray's split has routed blocks "
+                f"differently from its rule; this version of Ray may have changed it."
             )
 
     def _wait_for_room(self, resident_spans: int) -> None:
@@ -417,10 +423,6 @@ def _as_counter(at: float) -> float:
     return time.perf_counter() - (time.time() - at) if at else math.inf
 
 
-def _identity(request: SpanRequest) -> tuple[int, ...]:
-    return (*_PLACE_OF_SPAN(request), len(request.anchors))
-
-
 def start_run(
     stand: Stand,
     source: "LocalSource | FeederSource",
@@ -430,12 +432,9 @@ def start_run(
     before: EpochRun | None = None,
 ) -> EpochRun:
     """Return the run of a pass that begins at `stand`. Waits for the other ranks."""
-    job = stand.job
-    num_threads = source.assigned_cpus() if spec.num_threads == ASSIGNED_CPUS else spec.num_threads
-    executor = source.open_executor(job.context, num_threads, meter)
-    run = EpochRun(job, stand.world, replace(spec, num_threads=num_threads), meter, executor)
+    run = EpochRun(stand, source, spec, meter, before)
     try:
-        run.start(source.open(stand.world, job.rank, place), source.meeting.report_bad, before)
+        run.start(source.open(stand.world, stand.job.rank, place))
     except BaseException:
         run.close()
         raise

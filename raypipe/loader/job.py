@@ -53,7 +53,7 @@ class LoaderSpec:
     """Decoding threads; see `DecodeSpec.num_threads`."""
 
     device: str = "cpu"
-    """The torch device on which the training loop receives batches."""
+    """The torch device on which the training loop receives batches: its name, or a `torch.device`."""
 
     transform: Transform | None = None
     """A user's transform of every batch. It runs in the assembling thread, on `device`: on one CPU core, or with CUDA
@@ -75,6 +75,8 @@ class LoaderSpec:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
             raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
+        # A `torch.device`, such as Accelerate's, prints as its name.
+        object.__setattr__(self, "device", str(self.device))
 
 
 class LoaderSettings(TypedDict, total=False):
@@ -90,9 +92,12 @@ class LoaderSettings(TypedDict, total=False):
 
 
 def change_spec(spec: LoaderSpec, settings: Mapping[str, Any]) -> LoaderSpec:
-    """Return the spec with some fields changed; raise `ConfigError` for an unknown one."""
+    """Return the spec with some fields changed; raise `ConfigError` for an unknown one or a wrong type."""
     check_names(settings, LoaderSettings.__annotations__, "a loader has no setting")
-    return replace(spec, **settings)
+    try:
+        return replace(spec, **settings)
+    except TypeError as error:
+        raise ConfigError(f"a loader with {dict(settings)!r} has a value of a wrong type: {error}") from error
 
 
 _PARTS: Final = {

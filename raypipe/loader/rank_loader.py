@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -55,6 +55,10 @@ class _Iteration:
     ended_by: str = ""
     """The loader's method that ended it from outside, such as ``close()``."""
 
+    def describe(self) -> str:
+        """Return how fast it is, or what its first batch waits for. Another thread may call this."""
+        return self.run.describe() if self.run is not None else "opening the feed"
+
 
 class RankLoader:
     """The batches of one rank, and its position.
@@ -82,7 +86,8 @@ class RankLoader:
         self._num_loads = 0
         self._has_begun = False
         """Whether the loader has loaded a state or been iterated."""
-        self._skipped: list[BadSpan] = []
+        self._skipped: dict[BadSpan, None] = {}
+        """As a dict, so that a span is found at once."""
         self._keeper: AccountKeeper | None = None
         self._place: PassPlace | None = None
         """Place of the last pass, if that reached the end of its epoch, so that the next pass follows it; else None."""
@@ -99,10 +104,9 @@ class RankLoader:
 
     def _iterate(self, *, goes_on: bool) -> Generator[dict[str, Any], None, None]:
         self._check_process()
-        self._meter.start_iteration()
         iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
         num_left = self._stand.num_left if goes_on else self.steps_left
-        with progress_bar(f"epoch {self.epoch}", num_left, self._first_waits_for, is_on=is_on) as bar:
+        with progress_bar(f"epoch {self.epoch}", num_left, iteration.describe, is_on=is_on) as bar:
             try:
                 run, page = self._open_run(iteration, goes_on=goes_on)
                 yield from self._hand_over(iteration, run, page, bar)
@@ -116,7 +120,7 @@ class RankLoader:
     def _hand_over(self, iteration: _Iteration, run: EpochRun, page: Page, bar: Bar) -> Iterator[dict[str, Any]]:
         num_handed = 0
         for batch in run:
-            bar(self._meter.read(Live()))
+            bar()
             if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
                 self._publish()
                 self._keep_account(is_due_only=True)
@@ -146,11 +150,6 @@ class RankLoader:
                 f"where its threads and connections are not. Make the loader in the process that iterates it, or start "
                 f"that process by 'spawn' or 'forkserver' and send the loader to it."
             )
-
-    def _first_waits_for(self) -> str:
-        """Return what the first batch of an iteration waits for. Another thread may call this."""
-        run = self._run
-        return run.describe_start() if run is not None else "opening the feed"
 
     @property
     def _run(self) -> EpochRun | None:
@@ -383,6 +382,7 @@ class RankLoader:
             if self._iteration is not None:
                 raise ConfigError("this loader is being iterated already; end that iteration first, or call close()")
             self._iteration = iteration
+        self._meter.start_iteration()
         if not goes_on and _starts_over(self._stand):
             self._leave_order("")
             self._go_back(self._stand.beginning)
@@ -449,9 +449,7 @@ class RankLoader:
             return False
         if run is not None:
             self._note_skips(run)
-            self._last_live = replace(
-                run.live(), live_spans=0, waiting_spans=0, live_bytes=0, held_bytes=0, in_flight_bytes=0
-            )
+            self._last_live = run.live()
         if run is not None and self._stand.is_over:
             self._place = run.place
         else:
@@ -461,10 +459,9 @@ class RankLoader:
         return True
 
     def _note_skips(self, run: EpochRun) -> None:
-        # In a mixture a span may come up once in every lap of an epoch.
-        bad = [span for span in dict.fromkeys(run.bad_spans) if span not in self._skipped]
+        bad = [span for span in run.bad_spans if span not in self._skipped]
         if bad:
-            self._skipped.extend(bad)
+            self._skipped |= dict.fromkeys(bad)
             warnings.warn(
                 f"rank {self._job.rank} left out {counted(len(bad), 'bad span')} in epoch "
                 f"{run.epoch}:\n{describe_spans(bad)}",

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.pipeline.config import PipelineParts, index_frames, measure_members, open_with_order, schema_for
+    from raypipe.pipeline.config import (
+        PipelineParts,
+        datasets_of,
+        index_frames,
+        measure_members,
+        open_with_order,
+        schema_for,
+    )
     from raypipe.pipeline.pipeline import Pipeline, Transport
 else:
     __all__, __getattr__ = lazy_names(__name__)

@@ -132,7 +132,7 @@ class PipelineConfig:
             mixed = self.dataset.schema, self.dataset.robot_types, self.dataset.names
         keep: dict[str, Any] = {"keep": self.keep, "decoded_bytes": self.budget.decoded_bytes}
         return BlockContext(
-            share_cache(_datasets_of(self.dataset), self.cache), self.decode, self.bad_data, *mixed, **keep
+            share_cache(datasets_of(self.dataset), self.cache), self.decode, self.bad_data, *mixed, **keep
         )
 
     def members(self) -> tuple[MemberCost, ...]:
@@ -146,7 +146,7 @@ class PipelineConfig:
         eighth of the live spans, because a rank holds up to one block more than it needs. With stored images a block
         is one span.
         """
-        datasets, schema, order = _datasets_of(self.dataset), schema_for(self.dataset), self.order
+        datasets, schema, order = datasets_of(self.dataset), schema_for(self.dataset), self.order
         pairs = zip(datasets, schema.members, strict=True)
         if any(one.features[own].kind == "image" for one, member in pairs for own in member.cameras.values()):
             return 1
@@ -173,9 +173,8 @@ def as_dataset(given: Any) -> Dataset | Mixture:
 def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_size: Any, seed: int) -> PipelineConfig:
     """Return the config of a pipeline; derive clips, live spans and span length from `live_bytes` unless given."""
     check_names(parts, PipelineParts.__annotations__, "Pipeline has no part")
-    batch = (
-        BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")
-    )
+    is_spec = isinstance(batch_size, BatchSpec | Mapping)
+    batch = make_spec(BatchSpec, batch_size, "batch_size") if is_spec else BatchSpec(size=batch_size)
     selection = _selection(dataset, parts)
     decode = _decode_spec(dataset, parts.get("decode", {}))
     if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:
@@ -297,7 +296,8 @@ def schema_for(dataset: Dataset | Mixture) -> Schema:
     return dataset.schema if isinstance(dataset, Mixture) else schema_of(dataset)
 
 
-def _datasets_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
+def datasets_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
+    """Return the members of a mixture, or the single dataset."""
     return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
 
 
@@ -329,7 +329,7 @@ def measure_members(dataset: Dataset | Mixture, decode: DecodeSpec) -> tuple[Mem
                 for name, own in member.cameras.items()
             ),
         )
-        for one, member in zip(_datasets_of(dataset), schema.members, strict=True)
+        for one, member in zip(datasets_of(dataset), schema.members, strict=True)
     )
 
 

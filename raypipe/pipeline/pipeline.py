@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
+from pathlib import PurePath
 from threading import Event
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
@@ -28,6 +29,7 @@ from raypipe.plan import (
     BatchSpec,
     WorldPlan,
     check_rank,
+    check_world_size,
     describe_frames,
     plan_epoch,
     plan_world,
@@ -159,7 +161,7 @@ class Pipeline:
             raise ConfigError(
                 f"a loader of rank {rank} of {world_size} alone needs transport='local': Ray's split waits for all"
             )
-        return self._compose("local", [rank], world_size, self._loader_spec(settings))[0]
+        return self._compose("local", world_size, self._loader_spec(settings), rank=rank)[0]
 
     def loaders(
         self, world_size: int, *, name: str = "train", transport: Transport = "auto", **settings: Unpack[LoaderSettings]
@@ -168,8 +170,7 @@ class Pipeline:
 
         You may send Ray loaders to other processes. Local loaders are for threads of this process.
         """
-        chosen, spec = self.transport(transport), self._loader_spec(settings)
-        return self._compose(chosen, range(world_size), world_size, spec, name)
+        return self._compose(self.transport(transport), world_size, self._loader_spec(settings), name=name)
 
     def served_loaders(self, world_size: int, *, host: str, name: str) -> "list[RankLoader]":
         """Return local loaders for ranks in separate processes, which compare their places in this process.
@@ -179,18 +180,25 @@ class Pipeline:
         Args:
             host: the name under which the other processes reach this machine.
         """
-        return self._compose("local", range(world_size), world_size, self._loader_spec({}), name, host)
+        return self._compose("local", world_size, self._loader_spec({}), name=name, host=host)
 
     def _compose(
         self,
         transport: Literal["local", "ray"],
-        ranks: Sequence[int],
         world_size: int,
         spec: LoaderSpec,
+        *,
+        rank: int | None = None,
         name: str = "train",
         host: str = "",
     ) -> "list[RankLoader]":
-        """Return the loaders of `ranks`, which wait for each other: the stages of the flow, and where each runs."""
+        """Return the loaders of all ranks, which wait for each other, or of one `rank` alone.
+
+        These are the stages of the flow, and where each runs.
+        """
+        check_world_size(world_size)
+        if not isinstance(name, str) or not name or PurePath(name).name != name:
+            raise ConfigError(f"the name {name!r} of a loader also names its files in a checkpoint; give a file name")
         # format.read_metadata: when the dataset was opened. Settings that depend on the transport are decided here.
         config = self._resolved(transport)
         # plan.plan_epoch: every rank, and the feeder, computes each epoch's plan from these values; no plan travels.
@@ -203,13 +211,13 @@ class Pipeline:
                 derived=config.derived,
                 live_bytes=config.budget.live_bytes,
                 batch=config.batch,
-                rank=rank,
+                rank=number,
                 world_size=world_size,
                 selection=config.selection,
                 mixture=config.mixture,
                 allow_mixture_change=config.allow_mixture_change,
             )
-            for rank in ranks
+            for number in (range(world_size) if rank is None else [rank])
         ]
         sources: Sequence[Any]
         if transport == "local":
@@ -261,14 +269,15 @@ class Pipeline:
         `raypipe where` names the frames of the batch; this returns its tensors, for example to examine a loss spike.
         """
         plan = self.plan(epoch=epoch, world_size=world_size)
-        if not 0 <= step < plan.num_steps:
+        if step not in range(plan.num_steps):
             raise ConfigError(
-                f"step {step} is not one of the {plan.num_steps} of epoch {epoch} on {counted(world_size, 'rank')}, "
+                f"step {step!r} is not one of the {plan.num_steps} of epoch {epoch} on {counted(world_size, 'rank')}, "
                 f"from 0"
             )
         check_rank(rank, world_size)
-        state = with_source(state_after(plan, step).to_dict(), self.config.dataset)
-        with self._compose("local", [rank], world_size, self._loader_spec({"progress": False}))[0] as loader:
+        state = with_source(state_after(plan, int(step)).to_dict(), self.config.dataset)
+        (loader,) = self._compose("local", world_size, self._loader_spec({"progress": False}), rank=rank)
+        with loader:
             loader.load_state_dict(state)
             return next(iter(loader))
 

@@ -26,7 +26,17 @@ from raypipe.plan.keyhash import ORDER_VERSION, ColumnTable, Ints, OrderKeys
 from raypipe.plan.lanes import Lane, LaneQueues, fill_lanes
 from raypipe.plan.rank import RankLane, RankPlan, Steps, plan_steps
 from raypipe.plan.spans import Spans, cut_spans, first_laps, make_keys, order_frames
-from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, Tail, check_whole, first_leg
+from raypipe.plan.spec import (
+    WHOLE_EPISODE,
+    WORLD_SIZE,
+    BatchSpec,
+    Leg,
+    OrderSpec,
+    Tail,
+    check_whole,
+    check_world_size,
+    first_leg,
+)
 from raypipe.text import counted
 
 
@@ -190,8 +200,9 @@ def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> N
 
 def check_rank(rank: int, world_size: int) -> None:
     """Raise unless a world has this rank."""
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
+    check_world_size(world_size)
+    if rank not in range(world_size):
+        raise ConfigError(f"there is no rank {rank!r}: the world has {counted(world_size, 'rank')}, counted from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

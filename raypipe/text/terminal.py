@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -192,8 +193,8 @@ def _tell_error(error: BaseException, lines: list[str], *, is_debug: bool) -> No
     echo("raypipe: " + "\n".join(lines), err=True)
 
 
-Bar = Callable[[Any], None]
-"""Counts one more batch of an epoch; takes the figures of the loader, a `raypipe.feed.LoaderStats`."""
+Bar = Callable[[], None]
+"""Counts one more batch of an epoch."""
 
 
 def is_shown() -> bool:
@@ -205,21 +206,22 @@ def is_shown() -> bool:
 
 
 @contextmanager
-def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is_on: bool) -> Iterator[Bar]:
-    """Show a bar with the loader's speed, and the share of time that training waits, if `is_on` and a person looks.
+def progress_bar(title: str, num_batches: int, describe: Callable[[], str], *, is_on: bool) -> Iterator[Bar]:
+    """Show a bar that counts batches, if `is_on` and a person looks.
 
     Args:
-        waiting: returns what the first batch is waiting for; a thread calls it several times a second until then.
+        describe: returns the text beside the bar, in which markup has no meaning; a thread calls it several times a
+            second.
     """
     if not is_on or not is_shown():
-        yield lambda _: None
+        yield lambda: None
         return
     from rich import progress
     from rich.text import Text
 
     class Told(progress.ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text(task.fields["told"] or waiting())
+        def render(self, task: Any) -> Text:  # noqa: ARG002
+            return Text(describe())
 
     columns = (
         progress.TextColumn("{task.description}", markup=False),
@@ -229,13 +231,8 @@ def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=_open_console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=num_batches, told="")
-
-        def advance(stats: Any) -> None:
-            told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
-            bar.update(task, advance=1, told=told)
-
-        yield advance
+        task = bar.add_task(title, total=num_batches)
+        yield partial(bar.advance, task)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from raypipe.dataset import Dataset
 from raypipe.decode import DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
-from raypipe.pipeline import index_frames, measure_members, open_with_order
+from raypipe.pipeline import datasets_of, index_frames, measure_members, open_with_order
 from raypipe.plan import (
     DEFAULT_LIVE_BYTES,
     WHOLE_SPAN,
@@ -145,8 +145,7 @@ def view_plan(
 
 
 def _view_costed(world: WorldPlan, dataset: Dataset | Mixture, decode: DecodeSpec, live_bytes: int) -> PlanView:
-    datasets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
-    near_frames = [round(one.meta.fps / 2) for one in datasets]
+    near_frames = [round(one.meta.fps / 2) for one in datasets_of(dataset)]
     return view_world(world, measure_members(dataset, decode), live_bytes=live_bytes, near_frames=near_frames)
 
 

@@ -606,7 +606,9 @@ class LateEnd:
     def __init__(self, feed, ends):
         self.resident_spans, self.place = feed.resident_spans, feed.place
         self._feed, self._ends, self.is_remote = feed, ends, feed.is_remote
-        self.first_blocks, self.is_complete = feed.first_blocks, feed.is_complete
+
+    def streams(self, *, is_waited_for):
+        yield self.blocks()
 
     def blocks(self):
         yield from self._feed.blocks()

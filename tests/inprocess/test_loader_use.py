@@ -235,3 +235,25 @@ def test_state_that_a_thread_takes_during_set_epoch_is_of_one_plan(pipe):
     assert taken == [pipe.state_at(15)]
     assert loader.state_dict() == pipe.state_at(30)
     assert [frames_of(batch) for batch in loader] == planned_epoch(pipe.plan(epoch=2), 0)
+
+
+def test_iteration_that_is_refused_leaves_the_figures_of_the_running_one(pipe):
+    loader = local_loader(pipe)
+    batches = iter(loader)
+    next(batches)
+    before = loader.stats()
+
+    with pytest.raises(ConfigError, match="being iterated already"):
+        next(iter(loader))
+    next(batches)
+
+    after = loader.stats()
+    assert after.first_batch_s == before.first_batch_s
+    assert after.step_s > before.step_s
+
+
+def test_device_may_be_one_of_torch(pipe):
+    loader = pipe.loader(device=torch.device("cpu"))
+
+    assert loader.settings.device == "cpu"
+    assert next(iter(loader))["index"].device == torch.device("cpu")

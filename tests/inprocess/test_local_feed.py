@@ -171,6 +171,8 @@ def test_batch_by_its_number_needs_no_cluster(rows):
     [
         ({"step": 15}, r"step 15 is not one of the 15 of epoch 0 on 1 rank,"),
         ({"step": -1}, r"step -1 is not one of the 15"),
+        ({"step": "1"}, r"step '1' is not one of the 15"),
+        ({"step": 0, "rank": "0"}, r"there is no rank '0': the world has 1 rank,"),
         ({"step": 0, "rank": 2, "world_size": 2}, r"there is no rank 2: the world has 2 ranks"),
         ({"step": 0, "rank": -1}, r"there is no rank -1: the world has 1 rank,"),
     ],
@@ -187,6 +189,7 @@ def test_batch_that_is_not_there_is_an_error(pipe, arguments, message):
         ({"decode": {"where": "cluster"}}, {"transport": "local"}, r"where': 'cluster'.* uses no Ray: leave one out"),
         ({}, {"transport": "ray", "world_size": 2}, r"alone needs transport='local'"),
         ({}, {"transport": "lokal", "world_size": 2}, r"transport='lokal' is not known.*'local'"),
+        ({}, {"transport": 3}, r"transport=3 is not known.*'local'"),
         ({}, {"rank": 1}, r"there is no rank 1: the world has 1 rank,"),
     ],
 )
@@ -195,6 +198,12 @@ def test_transport_that_cannot_be_is_an_error(rows, parts, settings, message):
 
     with pytest.raises(ConfigError, match=message):
         pipe.loader(**settings)
+
+
+@pytest.mark.parametrize("world_size", [0, -1, "2"])
+def test_loaders_of_no_number_of_ranks_are_an_error(pipe, world_size):
+    with pytest.raises(ConfigError, match="world_size must be an integer of at least 1"):
+        pipe.loaders(world_size)
 
 
 WITHOUT_RAY = """

@@ -68,10 +68,9 @@ class StrictFeed:
     resident_spans: int
     place: PassPlace
     is_remote: bool = False
-    is_complete: bool = False
 
-    def first_blocks(self, *, is_waited_for):
-        return iter(())
+    def streams(self, *, is_waited_for):
+        yield self.blocks()
 
     def blocks(self):
         for number in (self.order.rank == self.rank).nonzero()[0].tolist():

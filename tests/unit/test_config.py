@@ -139,6 +139,7 @@ BAD = {
     "nothing left": ({"selection": {"drop_first_frames": 50}}, "no frame is left"),
     "no blocks": ({"feed": {"spans_per_block": 0}}, "spans_per_block must be at least 1"),
     "empty batch": ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+    "batch in words": ({"batch_size": "four"}, "batch_size must be an integer of at least 1, got 'four'"),
     "unknown batch field": ({"batch_size": {"sise": 4}}, "batch_size has no field 'sise'; did you mean 'size'"),
     "unknown window": ({"delta_timestamps": {"actoin": [0.0]}}, "did you mean 'action'"),
     "workers": ({"num_workers": 8}, "no part 'num_workers': a loader reads and decodes in threads .*'num_threads'"),
@@ -165,10 +166,26 @@ def test_a_wrong_request_is_an_error_before_anything_starts(dataset, case):
         Pipeline(dataset, **{"batch_size": 4, "seed": 0, **arguments})
 
 
+def test_a_batch_size_may_be_a_number_of_numpy(dataset):
+    assert Pipeline(dataset, batch_size=np.int64(4), seed=0).config.batch == BatchSpec(size=4)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../train"])
+def test_a_name_of_a_loader_that_names_no_file_is_refused(dataset, name):
+    with pytest.raises(ConfigError, match="also names its files in a checkpoint"):
+        Pipeline(dataset, batch_size=4, seed=0).loaders(1, name=name)
+
+
 @pytest.mark.parametrize("name", ["shuffle", "num_workers", "batch_size"])
 def test_a_loader_says_where_a_setting_lives(dataset, name):
     with pytest.raises(ConfigError, match=f"a loader has no setting '{name}': .*(Pipeline|num_threads)"):
         Pipeline(dataset, batch_size=4, seed=0).loader(**{name: 1})
+
+
+@pytest.mark.parametrize("settings", [{"prefetch_batches": "4"}, {"num_epochs": None}, {"num_threads": "two"}])
+def test_a_setting_of_a_loader_of_a_wrong_type_is_said_to_have_one(dataset, settings):
+    with pytest.raises(ConfigError, match=rf"'{next(iter(settings))}': .* has a value of a wrong type"):
+        Pipeline(dataset, batch_size=4, seed=0).loader(**settings)
 
 
 def test_the_keywords_of_a_loader_are_the_fields_of_its_spec():

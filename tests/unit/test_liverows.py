@@ -50,6 +50,22 @@ def test_row_pool_keeps_what_it_holds_while_others_come_and_go(history):
         assert_rows(pool.take(taken[order]), name, order.tolist())
 
 
+def test_size_of_a_row_pool_can_be_read_while_another_thread_adds_columns():
+    pool = RowPool()
+    pool.add(rows_of(0, 8), 8)
+
+    class Meanwhile:
+        @property
+        def nbytes(self):
+            pool.add({"later": np.zeros(4)}, 4)
+            return 0
+
+    pool._columns["now"] = Meanwhile()
+
+    assert pool.num_bytes > 0
+    assert "later" in pool._columns
+
+
 def test_row_pool_uses_places_again_and_does_not_grow_for_it():
     pool = RowPool()
     first = pool.add(rows_of(0, 800), 800)

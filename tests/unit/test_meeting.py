@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError, DatasetError, ResumeError
-from raypipe.feed import BadDataSpec, BadSpan, PassPlace
-from raypipe.feed.agreement import Ask, Meeting, RollCall, describe_difference
+from raypipe.feed import BadDataSpec, BadSpan, PassPlace, agreement
+from raypipe.feed.agreement import Ask, Meeting, RollCall, add_span, describe_difference
 from raypipe.plan import BatchSpec, Leg, OrderSpec
 
 ASK = Ask(
@@ -214,12 +214,43 @@ def test_budget_is_a_count_or_a_share(most, num_episodes, budget):
     assert BadDataSpec(max_bad_episodes=most).budget(num_episodes) == budget
 
 
+def frames_of_span(span):
+    return {(span.episode, frame) for frame in range(span.start, span.stop)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40)), max_size=30))
+def test_spans_that_touch_become_one_with_the_first_reason(found):
+    spans = []
+    for number, (episode, start) in enumerate(found):
+        spans = add_span(spans, replace(bad_span(episode, start=start), why=str(number)))
+
+    covered = [frame for one in spans for frame in frames_of_span(one)]
+    assert len(set(covered)) == len(covered)
+    assert set(covered) == {(episode, start + i) for episode, start in found for i in range(5)}
+    for one in spans:
+        assert not [other for other in spans if other is not one and agreement._touches(one, other)]
+        inside = [number for number, (episode, start) in enumerate(found) if (episode, start) in frames_of_span(one)]
+        assert one.why == str(inside[0])
+
+
+def test_a_span_that_is_added_is_compared_once_with_every_other(monkeypatch):
+    spans, compared, touches = [], [], agreement._touches
+    monkeypatch.setattr(agreement, "_touches", lambda *pair: compared.append(pair) or touches(*pair))
+
+    for episode in range(60):
+        spans = add_span(spans, bad_span(episode))
+
+    assert len(spans) == 60
+    assert len(compared) == 60 * 59 // 2
+
+
 @pytest.mark.parametrize("most", [-1, 1.5, "many", True, None])
 def test_budget_that_is_no_number_of_episodes_is_refused(most):
     with pytest.raises(ConfigError, match="max_bad_episodes must be"):
         BadDataSpec(max_bad_episodes=most)
 
 
-def test_unknown_policy_is_refused_with_the_known_ones():
+@pytest.mark.parametrize("policy", ["ignore", 3])
+def test_unknown_policy_is_refused_with_the_known_ones(policy):
     with pytest.raises(ConfigError, match="'raise', 'skip'"):
-        BadDataSpec(on_bad_episode="ignore")
+        BadDataSpec(on_bad_episode=policy)
