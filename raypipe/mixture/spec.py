@@ -1,8 +1,8 @@
 """What a user asks of a mixture: its members, how often each is seen, and how unlike features become one.
 
-This module decides which values are allowed, the names of members, and what their weights come to. It opens no dataset;
-`unify` checks whether a dataset has the features that a spec names. A YAML or TOML file has the fields of the specs as
-its keys, and ``datasets`` lists its members:
+This module decides which values are allowed, and the names of members. It opens no dataset: `unify` checks whether a
+dataset has the features that a spec names. A YAML or TOML file has the fields of the specs as its keys, and
+``datasets`` lists its members:
 
 ::
 
