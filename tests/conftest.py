@@ -7,8 +7,6 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, Phase, settings
 
-from raypipe.testing import SynthSpec, write_dataset
-
 # A shared 2-core machine pauses at random: a deadline per example would judge the machine, not the code.
 settings.register_profile("raypipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A mutant is to be found, not to be explained: the smallest example takes minutes.
@@ -29,6 +27,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A v3.0 dataset of a few short episodes with two cameras; read-only."""
+    # Imported here: unit tests write no files, and torchcodec takes 2 s to import.
+    from raypipe.testing import SynthSpec, write_dataset
+
     return write_dataset(tmp_path_factory.mktemp("tiny") / "dataset", SynthSpec())
 
 

@@ -524,7 +524,7 @@ MUTANTS: Final = (
         "after a resume spans come by their first frame and not by their next",
         "plan/rank.py",
         "np.minimum(part.emitted, part.lane.spans.count - 1)[place])",
-        "np.minimum(0 * emitted, part.lane.spans.count - 1)[place])",
+        "np.minimum(0 * part.emitted, part.lane.spans.count - 1)[place])",
         (f"{PROMISES}::test_first_batch_waits_for_the_spans_of_its_own_frames_only",),
     ),
     Mutant(

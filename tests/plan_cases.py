@@ -27,7 +27,8 @@ from raypipe.plan.rates import times_taken
 
 WORLDS = (1, 2, 3, 4, 6)
 
-lengths = st.lists(st.one_of(st.just(1), st.integers(1, 40)), min_size=6, max_size=24)
+# Bytes are one draw, numbers are one each. Half of the episodes have one frame, the others up to 40.
+lengths = st.binary(min_size=6, max_size=24).map(lambda drawn: [max(1, byte % 78 - 37) for byte in drawn])
 specs = st.builds(
     OrderSpec,
     seed=st.integers(0, 2**64 - 1),
@@ -48,12 +49,18 @@ def make_index(frames, name="robot", episodes=None, fingerprint="robot-1", weigh
 
 
 @st.composite
+def weights_of(draw, frames, weight) -> list[float]:
+    """Draw weights of episodes or of frames: which of a few `weight` each has, in one draw for all of them."""
+    number = draw(st.sampled_from([len(frames), sum(frames)]))
+    few = draw(st.lists(weight, min_size=1, max_size=24))
+    return [few[place % len(few)] for place in draw(st.binary(min_size=number, max_size=number))]
+
+
+@st.composite
 def weighted(draw, name="robot", fingerprint="robot-1", least=6, most=16) -> EpisodeIndex:
     """Draw a dataset with weights of episodes or of frames, some of them 0, or with every n-th frame, or with both."""
     frames = draw(st.lists(st.integers(1, 30), min_size=least, max_size=most))
-    number = draw(st.sampled_from([len(frames), sum(frames)]))
-    weight = st.one_of(st.sampled_from([0.0, 1.0, 1.0, 2.0]), st.floats(0.01, 9))
-    weights = draw(st.none() | st.lists(weight, min_size=number, max_size=number))
+    weights = draw(st.none() | weights_of(frames, st.sampled_from([0.0, 1.0, 1.0, 2.0]) | st.floats(0.01, 9)))
     every = draw(st.sampled_from([1, 1, 2, 3]))
     try:
         return make_index(frames, name, fingerprint=fingerprint, weights=weights, every=every)

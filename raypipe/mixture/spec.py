@@ -1,8 +1,8 @@
 """What a user asks of a mixture: its members, how often each is seen, and how unlike features become one.
 
-This module decides which values are allowed, the names of members, and what their weights come to. It opens no dataset;
-`unify` checks whether a dataset has the features that a spec names. A YAML or TOML file has the fields of the specs as
-its keys, and ``datasets`` lists its members:
+This module decides which values are allowed, and the names of members. It opens no dataset: `unify` checks whether a
+dataset has the features that a spec names. A YAML or TOML file has the fields of the specs as its keys, and
+``datasets`` lists its members:
 
 ::
 
@@ -12,9 +12,9 @@ its keys, and ``datasets`` lists its members:
     temperature: 2
 """
 
-import math
 import os
 import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ import yaml
 
 from raypipe.dataset import DIM_IS_PAD, IS_MISSING, REPRESENTATION, TOLERANCE_S, Dataset
 from raypipe.decode import ORIGINAL_SIZE, Fit, Resize, check_fit, check_resize
-from raypipe.errors import ConfigError, as_damage
+from raypipe.errors import ConfigError, as_damage, noting
 from raypipe.format import INDEX_FEATURES
 from raypipe.plan import SelectionSpec, check_whole
 from raypipe.storage import take_login
@@ -294,8 +294,9 @@ def _weights(given: Any, members: Sequence[MemberSpec]) -> WeightRule | tuple[fl
 def _number(label: str, value: Any, *, is_positive: bool = False, named_value: str = "") -> Any:
     if named_value and value == named_value:
         return value
-    is_real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_real or value < 0 or (is_positive and not value):
+    # Greater than any float: a whole number of 400 digits has none.
+    is_real = isinstance(value, Real) and not isinstance(value, bool) and value <= sys.float_info.max
+    if not is_real or not value >= 0 or (is_positive and not value):
         known = f", or {named_value!r}" if named_value else ""
         raise ConfigError(f"{label} is {value!r}; give a number {'above' if is_positive else 'of at least'} 0{known}")
     return float(value)
@@ -332,11 +333,8 @@ def _drop(who: str, given: Any) -> tuple[str, ...]:
 
 
 def _selection(who: str, given: Any) -> SelectionSpec:
-    with as_damage(lambda error: ConfigError(f"selection of {who} is {given!r}: {error}")):
-        selection = make_spec(SelectionSpec, given, f"selection of {who}")
-    if isinstance(selection.episodes, str) and selection.episodes != "all":
-        raise ConfigError(f"selection of {who} has episodes={selection.episodes!r}; give a list of numbers, or 'all'")
-    return selection
+    with noting(f"the selection of {who} is {given!r}"):
+        return make_spec(SelectionSpec, given, f"selection of {who}")
 
 
 def is_mixture_file(root: str) -> bool:

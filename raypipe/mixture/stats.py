@@ -273,9 +273,11 @@ def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
             place = f"{own!r} in dataset {member.name!r}"
             own_shape = (schema.widths[name][number], *shape[1:]) if name in schema.widths else shape
             fitted = {key: _pad(_fit(value, own_shape, key, place), shape, key) for key, value in stored.items()}
-            for count in _find_count(member, own, place):
-                is_padded = name in schema.widths
-                fitted["count"] = _pad(np.full(own_shape, count), shape, "count") if is_padded else np.array([count])
+            count = _find_count(member, own, place)
+            if count and name in schema.widths:
+                fitted["count"] = _pad(np.full(own_shape, count), shape, "count")
+            elif count:
+                fitted["count"] = np.array([count])
             entry[name] = fitted
             if isinstance(values, RepresentedStats):
                 entry[name] = RepresentedStats(fitted, values.representation, values.num_slots)
@@ -299,16 +301,16 @@ def _fit(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str, pla
     )
 
 
-def _find_count(member: MemberStats, own: str, place: str) -> tuple[float, ...]:
-    """Return the count of values behind the statistics, or nothing if it is unknown."""
+def _find_count(member: MemberStats, own: str, place: str) -> float:
+    """Return the count of values behind the statistics, 0 if it is unknown."""
     if "count" not in member.stats[own]:
-        return (float(member.num_frames),) if member.num_frames else ()
+        return float(member.num_frames)
     stored = member.stats[own]["count"]
     if stored.size != 1 or not 0 < stored.item() < np.inf:
         raise DatasetError(
             f"the 'count' of {place} is {stored.tolist()}; expected one number above 0. Make the statistics again."
         )
-    return (stored.item(),)
+    return float(stored.item())
 
 
 def _pad(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str) -> NDArray[np.float64]:

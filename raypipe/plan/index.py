@@ -40,6 +40,9 @@ _MOST_BITS: Final = 63
 _MOST_NUMBERS: Final = 1 << 40
 """Most numbers that the frames of a dataset take in an account."""
 
+_MOST_POSITION: Final = 1 << 62
+"""Most frames of a dataset that the epochs of a run take; keeps positions within 64 bits."""
+
 _MOST_TOLD: Final = 600
 """Most characters of a selection that a message shows."""
 
@@ -94,8 +97,10 @@ class SelectionSpec:
         # Callers may pass lists, ranges and arrays. The spec stores plain values that compare and go into JSON.
         if not isinstance(self.episodes, str):
             object.__setattr__(self, "episodes", _whole_numbers("episodes", self.episodes))
+        elif self.episodes != ALL_EPISODES:
+            raise ConfigError(f"episodes={self.episodes!r}; give a list of numbers, or {ALL_EPISODES!r}")
         object.__setattr__(self, "exclude", _whole_numbers("exclude", self.exclude))
-        object.__setattr__(self, "segments", tuple(_whole_numbers("segments", one) for one in self.segments))
+        object.__setattr__(self, "segments", _check_segments(self.segments))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, filters only if they are set: accounts from before the filters have none."""
@@ -123,6 +128,11 @@ class DatasetShare:
 
     revision: str
 
+    def __post_init__(self) -> None:
+        store_whole(self, "size", 1, _MOST_POSITION)
+        store_whole(self, "frames", 1, _MOST_POSITION)
+        store_whole(self, "position", 0, _MOST_POSITION)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
@@ -147,14 +157,19 @@ class Shares:
         """Return how many frames of its sequence every dataset has given before `epoch`.
 
         Raises:
-            ConfigError: `epoch` is before `since`, when other shares held.
+            ConfigError: `epoch` is before `since`, when other shares held, or later than 64 bits can count.
         """
         if epoch < self.since:
             raise ConfigError(
                 f"epoch {epoch} was of another mixture: this one holds since epoch {self.since}. Use the mixture that "
                 f"the run had then."
             )
-        return tuple(one.position + (epoch - self.since) * one.frames for one in self.members)
+        begins = tuple(one.position + (epoch - self.since) * one.frames for one in self.members)
+        if max(begins) > _MOST_POSITION:
+            raise ConfigError(
+                f"epoch {epoch} begins after {max(begins)} frames of a dataset; the limit is {_MOST_POSITION}"
+            )
+        return begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,11 +369,26 @@ def passing_episodes(name: str, episode: Ints, length: Ints, selection: Selectio
 
 
 def _whole_numbers(name: str, given: Iterable[Any]) -> tuple[int, ...]:
-    numbers = tuple(map(int, given))
+    given = tuple(given)
+    try:
+        numbers = tuple(map(int, given))
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{name} has something else than whole numbers: {error}") from error
+    for one, number in zip(given, numbers, strict=True):
+        if one != number and not isinstance(one, str):
+            raise ConfigError(f"{name} has {one!r}, and episodes and frames have whole numbers")
     largest = max((number.bit_length() for number in numbers), default=0)
     if largest > _MOST_BITS:
         raise ConfigError(f"{name} has a number of {largest} bits, and no dataset has so many episodes or frames")
     return numbers
+
+
+def _check_segments(given: Any) -> tuple[tuple[int, ...], ...]:
+    segments = tuple(_whole_numbers("segments", one) for one in given)
+    for segment in segments:
+        if len(segment) != 3:
+            raise ConfigError(f"segments has {segment}, and a segment is (episode, start, stop)")
+    return segments
 
 
 def _check_tasks(given: Any) -> tuple[str, ...]:

@@ -35,9 +35,14 @@ class ColumnTable:
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
+    @classmethod
+    def columns_of(cls, table: "ColumnTable") -> dict[str, Any]:
+        """Return those columns of `table` that this class has."""
+        return {field.name: getattr(table, field.name) for field in fields(cls)}
+
     def take(self, rows: Any) -> Self:
         """Return the given rows, in that order: by their numbers, a slice or a mask."""
-        return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return type(self)(**{name: column[rows] for name, column in self.columns_of(self).items()})
 
     @classmethod
     def concat(cls, tables: Sequence[Self], axis: int = 0) -> Self:

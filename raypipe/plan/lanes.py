@@ -46,6 +46,9 @@ FRACTION_BITS: Final = 24
 _FRAMES_TO_SORT: Final = 1 << 12
 """For at most this many frames, one sort is faster than the rest of the binary search."""
 
+_TICKS_AT_ONCE: Final = 8
+"""Parts in which a search for a tick cuts what is left: NumPy counts for 8 ticks in hardly more time than for one."""
+
 _COUNTS_AT_ONCE: Final = 1 << 20
 """Bounds the memory of `tick_positions` to some 100 MB."""
 
@@ -292,9 +295,10 @@ class Lane:
         near = int(np.searchsorted(self.ends, position, side="right")) - 1
         low, high = max(0, near - self.live_spans), min(len(self), near + 2 * self.live_spans + 2)
         while high - low > 1:
-            middle = (low + high) // 2
-            before = int(self._count_before_ticks(np.array([middle]))[0])
-            low, high = (middle, high) if before <= position else (low, middle)
+            step = -(-(high - low) // _TICKS_AT_ONCE)
+            ticks = np.arange(low, high, step)
+            place = int(np.searchsorted(self._count_before_ticks(ticks[1:]), position, side="right"))
+            low, high = int(ticks[place]), min(high, int(ticks[place]) + step)
         return low
 
     def _count_before_ticks(self, ticks: Ints) -> Ints:

@@ -244,11 +244,10 @@ def _expected_near_repeats(plan: EpochPlan, near: Ints, num_drawn: int) -> float
 
 def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
     """Return how many frames of an epoch have n others near them, for n = 0, 1, ..."""
-    index, runs = plan.index, anchor_runs(plan.index, plan.keys)
-    _, number = np.unique(_episode_ids(index.dataset, index.episode)[runs.row], return_inverse=True)
-    kept = number % (1 + index.num_frames // _CHANCE_FRAMES) == 0
+    runs = anchor_runs(plan.index, plan.keys)
+    _, number = np.unique(_episode_ids(runs.dataset, runs.episode), return_inverse=True)
+    kept = number % (1 + plan.index.num_frames // _CHANCE_FRAMES) == 0
     runs = runs.take(kept)
-    dataset = index.dataset[runs.row]
     _, first, number = np.unique(number[kept], return_index=True, return_inverse=True)
     # Every episode has its own part of one axis, with a margin on either side into which near frames may reach.
     margin, length = int(near.max()), np.zeros(len(first), dtype=np.int64)
@@ -258,7 +257,7 @@ def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
     owner, frame = run_frames(runs, plan.keys)
     times = np.bincount(begin[number[owner]] + frame, minlength=int((length + 2 * margin).sum()) + 1)
     before = np.append(0, np.cumsum(times))
-    place, reach = ragged_arange(begin, length), np.repeat(near[dataset[first]], length)
+    place, reach = ragged_arange(begin, length), np.repeat(near[runs.dataset[first]], length)
     place, reach = place[times[place] > 0], reach[times[place] > 0]
     others = before[place + reach + 1] - before[place - reach] - 1
     return np.bincount(others, weights=times[place].astype(np.float64)).astype(np.float64)

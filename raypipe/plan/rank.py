@@ -26,7 +26,7 @@ order of the rank's queue, which merges its lanes. A batch gives the block and t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from raypipe.plan.keyhash import ColumnTable, Ints, OrderKeys
 from raypipe.plan.lanes import Lane, Run
-from raypipe.plan.spans import SpanTable, order_frames
+from raypipe.plan.spans import AnchorRuns, order_frames
 from raypipe.plan.spec import Tail
 
 _FIRST_CHUNK_FRAMES: Final = 1 << 12
@@ -164,7 +164,7 @@ class RankLane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanQueue(SpanTable):
+class SpanQueue(AnchorRuns):
     """The spans that a rank receives, in arrival order."""
 
     lane: NDArray[np.int32]
@@ -277,8 +277,8 @@ class RankPlan:
 def _queue_lane(part: RankLane) -> SpanQueue:
     num_rows = part.end - part.sent
     place = np.flatnonzero(num_rows)
-    columns = {field.name: getattr(part.lane.spans, field.name)[place] for field in fields(SpanTable)}
     lane = np.full(len(place), part.number, dtype=np.int32)
+    columns = AnchorRuns.columns_of(part.lane.spans.take(place))
     return SpanQueue(lane=lane, place=place, num_rows=num_rows[place], **columns)
 
 

@@ -50,14 +50,33 @@ _JITTER_BITS: Final = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchorRuns(ColumnTable):
-    """The anchor runs of one epoch, as columns."""
+    """Which frames of which episodes an epoch has, as columns."""
 
     row: Ints
     """The row of the index that the run belongs to."""
 
+    dataset: NDArray[np.int32]
+
     lap: Ints
+    """The pass over its dataset that the run belongs to: the epoch, except in a mixture or with rates."""
+
+    episode: Ints
     start: Ints
     stop: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans(AnchorRuns):
+    """Spans in an order."""
+
+    key: Hashes
+    """The span's hash. A piece of a cut span inherits its hash, and so its place in the order."""
+
+    floor: Hashes
+    """Frames with an order key below this were consumed in an earlier leg; 0 for a whole span."""
+
+    count: Ints
+    """Frames left: those of [start, stop) that the lap has, at or above the floor. Never 0."""
 
 
 def split_frames(weights: Sequence[float], num_frames: int) -> tuple[int, ...]:
@@ -130,8 +149,7 @@ def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
     With rates, a run comes once for each part that may have frames of it.
     """
     if index.shares is None:
-        row, lap = _all_parts(index, np.arange(len(index)), np.array([keys.epoch]))
-        return AnchorRuns(row=row, lap=lap, start=index.start[row], stop=index.stop[row])
+        return _list_runs(index, np.arange(len(index)), np.array([keys.epoch]))
     parts = []
     order = np.argsort(index.dataset, kind="stable")
     borders = np.searchsorted(index.dataset[order], np.arange(len(index.dataset_names) + 1))
@@ -141,7 +159,7 @@ def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
     return AnchorRuns.concat(parts)
 
 
-def run_frames(runs: "AnchorRuns | Spans", keys: OrderKeys) -> tuple[Ints, Ints]:
+def run_frames(runs: AnchorRuns, keys: OrderKeys) -> tuple[Ints, Ints]:
     """Return the run of every frame and the frame itself, without the frames that the laps do not have."""
     if keys.rates is not None:
         return list_taken(keys.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
@@ -159,13 +177,11 @@ def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: Orde
     """Return the runs in ``[begin, end)`` of the endless sequence of a dataset, in its order."""
     size = int(lap_sizes(index)[index.dataset[rows[0]]])
     laps = np.arange(begin // size, -(-end // size))
-    row, lap = _all_parts(index, rows, laps)
+    runs = _list_runs(index, rows, laps)
     if keys.shuffle:
-        key = keys.span_keys(index.dataset[row], lap, index.episode[row], index.start[row], purpose="run")
-        whole_lap = lap if index.rates is None else lap // index.rates.parts[row]
-        order = np.lexsort((key, whole_lap))
-        row, lap = row[order], lap[order]
-    runs = AnchorRuns(row=row, lap=lap, start=index.start[row], stop=index.stop[row])
+        key = keys.span_keys(runs.dataset, runs.lap, runs.episode, runs.start, purpose="run")
+        whole_lap = runs.lap if index.rates is None else runs.lap // index.rates.parts[runs.row]
+        runs = runs.take(np.lexsort((key, whole_lap)))
     length = _count_frames(runs, keys)
     last = int(laps[0]) * size + np.cumsum(length)
     first = last - length
@@ -174,16 +190,23 @@ def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: Orde
     return _cut_ends(runs.take(kept), skipped[kept], cut[kept], keys)
 
 
-def _all_parts(index: EpisodeIndex, rows: Ints, laps: Ints) -> tuple[Ints, Ints]:
-    """Return the rows and laps of the order that make up these laps over `rows`: one of each for every part."""
+def _list_runs(index: EpisodeIndex, rows: Ints, laps: Ints) -> AnchorRuns:
+    """Return the runs of these laps over `rows`, lap by lap; with rates, each part of a lap is a lap of its own."""
     row, lap = np.tile(rows, len(laps)), np.repeat(laps, len(rows))
-    if index.rates is None:
-        return row, lap
-    most = index.rates.most[row]
-    part = ragged_arange(np.zeros(len(row), dtype=np.int64), most)
-    row, lap = np.repeat(row, most), np.repeat(lap * index.rates.parts[row], most) + part
-    order = np.argsort(lap, kind="stable")
-    return row[order], lap[order]
+    if index.rates is not None:
+        most = index.rates.most[row]
+        part = ragged_arange(np.zeros(len(row), dtype=np.int64), most)
+        row, lap = np.repeat(row, most), np.repeat(lap * index.rates.parts[row], most) + part
+        order = np.argsort(lap, kind="stable")
+        row, lap = row[order], lap[order]
+    return AnchorRuns(
+        row=row,
+        dataset=index.dataset[row],
+        lap=lap,
+        episode=index.episode[row],
+        start=index.start[row],
+        stop=index.stop[row],
+    )
 
 
 def _cut_ends(runs: AnchorRuns, skipped: Ints, cut: Ints, keys: OrderKeys) -> AnchorRuns:
@@ -213,37 +236,6 @@ def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
     return first if index.rates is None else first * index.rates.laps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanTable(ColumnTable):
-    """Which frames of which episodes spans are."""
-
-    dataset: NDArray[np.int32]
-
-    lap: Ints
-    """The pass over its dataset that the span belongs to: the epoch, except in a mixture or with rates."""
-
-    episode: Ints
-    start: Ints
-    stop: Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spans(SpanTable):
-    """Spans in an order."""
-
-    row: Ints
-    """The run of the index that the span belongs to."""
-
-    key: Hashes
-    """The span's hash. A piece of a cut span inherits its hash, and so its place in the order."""
-
-    floor: Hashes
-    """Frames with an order key below this were consumed in an earlier leg; 0 for a whole span."""
-
-    count: Ints
-    """Frames left: those of [start, stop) that the lap has, at or above the floor. Never 0."""
-
-
 def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
     """Return the spans of a whole epoch, in the order in which they are read.
 
@@ -251,17 +243,11 @@ def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
     not change the order of the others. The datasets of a mixture are interleaved evenly.
     """
     runs = _cut_runs(anchor_runs(index, keys), spec)
-    dataset, episode = index.dataset[runs.row], index.episode[runs.row]
     count = _count_frames(runs, keys)
     spans = Spans(
-        row=runs.row,
-        dataset=dataset,
-        lap=runs.lap,
-        episode=episode,
-        start=runs.start,
-        stop=runs.stop,
-        key=keys.span_keys(dataset, runs.lap, episode, runs.start),
-        floor=np.zeros(len(dataset), dtype=np.uint64),
+        **AnchorRuns.columns_of(runs),
+        key=keys.span_keys(runs.dataset, runs.lap, runs.episode, runs.start),
+        floor=np.zeros(len(runs), dtype=np.uint64),
         count=count,
     )
     if keys.rates is not None:
@@ -297,7 +283,7 @@ def _cut_runs(runs: AnchorRuns, spec: OrderSpec) -> AnchorRuns:
         return runs
     size = int(spec.span_frames)
     first, last = runs.start // size, (runs.stop - 1) // size
-    run = np.repeat(np.arange(len(runs.row)), last - first + 1)
+    run = np.repeat(np.arange(len(runs)), last - first + 1)
     cell = ragged_arange(first, last - first + 1)
     runs = runs.take(run)
     return replace(runs, start=np.maximum(runs.start, cell * size), stop=np.minimum(runs.stop, (cell + 1) * size))

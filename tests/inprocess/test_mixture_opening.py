@@ -15,11 +15,12 @@ from contents_equal import assert_same_meta, assert_same_sample
 from damages import SOUND, TOP, WRIST, base_spec, doubled_episode_in_table, edit_info, truncate
 from fsspec.implementations.local import LocalFileSystem
 
-from raypipe.dataset import open_dataset
+from raypipe.dataset import open_dataset, schema_of
 from raypipe.errors import ConfigError, DatasetError, DownloadError
 from raypipe.format import read_metadata
-from raypipe.mixture.members import Opened, open_members
-from raypipe.mixture.spec import MemberSpec
+from raypipe.mixture.members import Opened, features_of, open_members
+from raypipe.mixture.spec import MemberSpec, MixtureSpec
+from raypipe.mixture.unify import add_windows, unify
 from raypipe.storage.remote import Remote
 from raypipe.testing import SynthSpec, write_dataset
 
@@ -380,3 +381,18 @@ def test_a_bar_counts_the_datasets_where_a_person_looks(rows, capfd, monkeypatch
     assert shown.out == ""
     assert "3/3" in shown.err
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_mixture_of_one_dataset_has_the_schema_of_the_dataset(tiny_dataset):
+    dataset = open_dataset(str(tiny_dataset)).windowed(offsets={"action": [0, 1], TOP: [-1, 0]})
+    spec = MixtureSpec(members=[str(tiny_dataset)])
+
+    features = features_of(spec.members[0].name, dataset)
+    found = add_windows(unify([features], spec)[0], [(dataset.meta.root, dataset.window)])
+
+    alone = schema_of(dataset)
+    assert (found.members, found.windows, found.time_axes) == (alone.members, alone.windows, alone.time_axes)
+    assert list(found.features) == list(alone.features)
+    for name, feature in found.features.items():
+        assert feature.shape == alone.features[name].shape
+        assert found.value_shape(name) == alone.value_shape(name) or feature.is_camera

@@ -47,8 +47,10 @@ floats = st.floats(-1e3, 1e3, width=32)
 @st.composite
 def episodes(draw):
     length, width = draw(st.integers(1, 9)), draw(st.integers(1, 4))
-    numbers = st.lists(floats, min_size=length * width, max_size=length * width)
-    actions, states = (np.array(draw(numbers), dtype=np.float32).reshape(length, width) for _ in range(2))
+    # Which of some numbers each place has: one draw for all places.
+    numbers = np.array(draw(st.lists(floats, min_size=1, max_size=16)), dtype=np.float32)
+    places = np.frombuffer(draw(st.binary(min_size=2 * length * width, max_size=2 * length * width)), dtype=np.uint8)
+    actions, states = numbers[places % len(numbers)].reshape(2, length, width)
     names = [f"n{i}" for i in range(width)]
     absolute = draw(st.lists(st.sampled_from(names), unique=True))
     turning = [name for name in names if name not in absolute and draw(st.booleans())]

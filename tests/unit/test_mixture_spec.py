@@ -210,6 +210,8 @@ def test_own_names_that_batches_use_can_be_given_up():
         ({"weights": "frame"}, r"weights is 'frame'; did you mean 'frames'"),
         ({"weights": [1]}, r"1 numbers for 2 members"),
         ({"weights": [1, -2]}, r"weight of member 'b' is -2"),
+        ({"weights": [1, 10**400]}, r"weight of member 'b' is 1000.*; give a number of at least 0"),
+        ({"weights": [1, float("nan")]}, r"weight of member 'b' is nan"),
         ({"weights": 3}, r"weights is 3"),
         ({"temperature": 0}, r"temperature is 0; give a number above 0"),
         ({"temperature": float("inf")}, r"temperature is inf"),
@@ -225,6 +227,7 @@ def test_own_names_that_batches_use_can_be_given_up():
         ({"widths": {"timestamp": 1}}, r"widths has 'timestamp'"),
         ({"widths": ["action"]}, r"widths is \['action'\]"),
         ({"rate": 0}, r"rate is 0.*or 'own'"),
+        ({"rate": 10**400}, r"rate is 1000.*or 'own'"),
         ({"tolerance_s": -1}, r"tolerance_s is -1"),
     ],
 )

@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.dataset import WindowSpec, open_dataset, schema_of
+from raypipe.dataset import WindowSpec
 from raypipe.dataset.windows import window_from_timestamps
 from raypipe.errors import ConfigError
 from raypipe.format import INDEX_FEATURES, Feature
-from raypipe.mixture.members import MemberFeatures, features_of, member_windows
+from raypipe.mixture.members import MemberFeatures, member_windows
 from raypipe.mixture.spec import MixtureSpec, read_mixture_file
 from raypipe.mixture.unify import add_windows, unify
 
@@ -60,21 +60,6 @@ def test_like_members_are_as_each_of_them():
     assert schema.features[TOP] == camera(TOP)
     assert schema.members[0] == schema.members[1]
     assert (schema.widths, schema.windows, schema.time_axes) == ({}, {}, ())
-
-
-def test_a_mixture_of_one_dataset_has_the_schema_of_the_dataset(tiny_dataset):
-    dataset = open_dataset(str(tiny_dataset)).windowed(offsets={"action": [0, 1], TOP: [-1, 0]})
-    spec = MixtureSpec(members=[str(tiny_dataset)])
-
-    features = features_of(spec.members[0].name, dataset)
-    found = add_windows(unify([features], spec)[0], [(dataset.meta.root, dataset.window)])
-
-    alone = schema_of(dataset)
-    assert (found.members, found.windows, found.time_axes) == (alone.members, alone.windows, alone.time_axes)
-    assert list(found.features) == list(alone.features)
-    for name, feature in found.features.items():
-        assert feature.shape == alone.features[name].shape
-        assert found.value_shape(name) == alone.value_shape(name) or feature.is_camera
 
 
 def test_names_in_the_mixture_lead_to_own_names():

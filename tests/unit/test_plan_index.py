@@ -104,3 +104,26 @@ def test_equal_selections_read_equal_and_others_differ():
 def test_a_number_that_no_dataset_reaches_is_refused(given):
     with pytest.raises(ConfigError, match="a number of 100 bits"):
         SelectionSpec(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"segments": [(0, 1), (1, 2), (2, 5)]}, r"segments has \(0, 1\), and a segment is \(episode, start, stop\)"),
+        ({"segments": [(0, 0, 5), (2, 3)]}, r"segments has \(2, 3\)"),
+        ({"segments": ["abc"]}, "segments has something else than whole numbers"),
+        ({"episodes": [1.7]}, "episodes has 1.7, and episodes and frames have whole numbers"),
+        ({"episodes": "some"}, "episodes='some'; give a list of numbers, or 'all'"),
+        ({"exclude": ["x"]}, "exclude has something else than whole numbers"),
+        ({"exclude": [float("inf")]}, "exclude has something else than whole numbers"),
+    ],
+)
+def test_numbers_that_are_none_and_segments_that_are_no_three_of_them_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        SelectionSpec(**given)
+
+
+def test_numbers_may_be_of_any_type_that_holds_whole_ones():
+    spec = SelectionSpec(episodes=np.array([2, 0]), exclude=[1.0], segments=[np.array([0, 1, 2], dtype=np.int32)])
+
+    assert (spec.episodes, spec.exclude, spec.segments) == ((2, 0), (1,), ((0, 1, 2),))

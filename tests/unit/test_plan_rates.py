@@ -21,6 +21,7 @@ from plan_cases import (
     start_or_assume,
     times_of_index,
     weighted,
+    weights_of,
 )
 
 from raypipe.errors import ConfigError, ResumeError
@@ -42,12 +43,11 @@ SPEC = OrderSpec(seed=5)
 
 
 @st.composite
-def weights_of(draw, frames):
+def weights_by_frame(draw, frames):
     """Draw weights of episodes or of frames, and return them as weights of all frames, by episode and frame."""
-    number = draw(st.sampled_from([len(frames), sum(frames)]))
-    weight = st.one_of(st.sampled_from([0.0, 1.0, 1.0, 3.0]), st.floats(0.001, 50))
-    given = draw(st.lists(weight, min_size=number, max_size=number).filter(any))
-    each = np.repeat(given, frames) if number == len(frames) else np.array(given)
+    weight = st.sampled_from([0.0, 1.0, 1.0, 3.0]) | st.floats(0.001, 50)
+    given = draw(weights_of(frames, weight).filter(any))
+    each = np.repeat(given, frames) if len(given) == len(frames) else np.array(given)
     places = [(episode, frame) for episode, length in enumerate(frames) for frame in range(length)]
     return given, dict(zip(places, each.tolist(), strict=True))
 
@@ -55,7 +55,7 @@ def weights_of(draw, frames):
 @settings(max_examples=60)
 @given(lengths, st.data(), st.sampled_from([1, 1, 2, 3, 7]), st.integers(0, 2**20), st.integers(0, 99))
 def test_counts_are_exact_to_one_frame_of_each_frame_episode_and_weight(frames, data, every, epoch, seed):
-    given_weights, weight_of = data.draw(weights_of(frames))
+    given_weights, weight_of = data.draw(weights_by_frame(frames))
     has_weight = [place for place, weight in weight_of.items() if weight]
     size = len(has_weight) // every
     if not size:
@@ -83,7 +83,7 @@ def test_counts_are_exact_to_one_frame_of_each_frame_episode_and_weight(frames, 
 @settings(max_examples=15)
 @given(lengths, st.data(), st.integers(0, 99))
 def test_over_epochs_every_frame_comes_as_often_as_its_weight_says(frames, data, seed):
-    given_weights, weight_of = data.draw(weights_of(frames[:6]))
+    given_weights, weight_of = data.draw(weights_by_frame(frames[:6]))
     index = make_index(frames[:6], weights=given_weights)
     rate = sum(1 for weight in weight_of.values() if weight) / sum(weight_of.values())
 

@@ -12,6 +12,7 @@ from raypipe.plan import (
     OrderState,
     SelectionSpec,
     index_episodes,
+    mix_indexes,
     plan_epoch,
     resume,
     start,
@@ -140,6 +141,24 @@ def test_span_length_selection_and_tail_may_change_between_epochs():
 def test_what_is_not_a_state_is_a_resume_error(change, shown):
     with pytest.raises(ResumeError, match=shown):
         OrderState.from_dict({**state_mid_epoch().to_dict(), **change})
+
+
+@pytest.mark.parametrize("name", ["size", "frames", "position"])
+@pytest.mark.parametrize("number", [-1, 2**63, 10**400])
+def test_a_number_of_a_mixture_that_is_none_is_a_resume_error(name, number):
+    mixture = mix_indexes([make_index([9, 14])], [20])
+    saved = state_after(plan_start(mixture, SPEC, world_size=4), 1).to_dict()
+    saved["mixture"]["members"][0][name] = number
+
+    with pytest.raises(ResumeError, match=f"not a state of a raypipe order .*{name} must be an integer"):
+        OrderState.from_dict(saved)
+
+
+def test_an_epoch_that_64_bits_cannot_count_is_an_error():
+    mixture = mix_indexes([make_index([9, 14])], [20])
+
+    with pytest.raises(ConfigError, match=r"begins after .* frames of a dataset; the limit is"):
+        plan_start(mixture, SPEC, world_size=4, epoch=2**62)
 
 
 def test_a_leg_that_emitted_more_than_there_is_is_a_resume_error():
