@@ -133,6 +133,6 @@ def note_episode(error: BaseException, doing: str, episode: int, root: str) -> N
 def suggest(wanted: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'? Known: ..."`` for a name that is not in `known`."""
     names = list(known)
-    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(wanted), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"{hint} Known: {', '.join(map(repr, names)) or 'none'}."

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Feature
-from raypipe.text import check_choice
+from raypipe.text import MOST_COUNT, check_choice
 
 TOLERANCE_S = 1e-4
 """How far a delta may be from a multiple of 1/fps, in seconds: LeRobot's default."""
@@ -64,7 +64,11 @@ class WindowSpec:
         for key, offsets in self.offsets.items():
             if not offsets:
                 raise ConfigError(f"the window of {key!r} is empty; give at least one offset, or leave it out")
-            wrong = [offset for offset in offsets if isinstance(offset, bool) or not isinstance(offset, int)]
+            wrong = [
+                offset
+                for offset in offsets
+                if isinstance(offset, bool) or not isinstance(offset, int) or abs(offset) > MOST_COUNT
+            ]
             if wrong:
                 raise ConfigError(
                     f"the window of {key!r} has offsets that are not frame numbers: {wrong}; give integers, or "

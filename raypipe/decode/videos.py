@@ -220,6 +220,8 @@ class VideoPool:
         self._idle: OrderedDict[OpenVideo, _VideoKey] = OrderedDict()
         self._by_key: dict[_VideoKey, list[OpenVideo]] = {}
         self._num_lent = 0
+        self._process = os.getpid()
+        self._of_parent: list[Any] = []
         self.hits = 0
         self.misses = 0
 
@@ -253,6 +255,12 @@ class VideoPool:
 
     def _take(self, key: _VideoKey) -> OpenVideo | None:
         with self._lock:
+            if self._process != os.getpid():
+                # After a fork the parent reads the same open files, and a read moves the place in the file for both.
+                # Kept, not closed: what a decoder may wait for when it is closed is left in the parent.
+                self._of_parent.append((self._idle, self._by_key))
+                self._idle, self._by_key, self._num_lent = OrderedDict(), {}, 0
+                self._process = os.getpid()
             self._num_lent += 1
             known = self._by_key.get(key)
             if known:
@@ -339,11 +347,9 @@ def _open_decoder(
 ) -> VideoDecoder:
     """Open a video for decoding; `source` is a path or file in a cache."""
     source = _source_of(storage, name, source)
-    arguments: dict[str, Any] = {"dimension_order": "NHWC", **seek, "num_ffmpeg_threads": 1}
     if device != "cpu":
         check_device(device)
-        arguments["device"] = device
-    return VideoDecoder(source, **arguments)
+    return VideoDecoder(source, dimension_order="NHWC", num_ffmpeg_threads=1, device=device, **seek)
 
 
 def _source_of(storage: Storage, name: str, source: Any) -> Any:

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         check_whole,
         first_leg,
         parse_order,
+        store_whole,
     )
     from raypipe.plan.state import (
         OrderState,

@@ -214,6 +214,33 @@ def test_a_dataset_pickles_after_use(dataset):
     assert torch.equal(again[TOP], expected[TOP])
 
 
+FORKING = """
+import os, sys
+import numpy as np
+from raypipe.decode import VideoPool
+from raypipe.storage import open_storage
+
+pool, storage, wanted = VideoPool(2), open_storage(sys.argv[1]), np.arange(3)
+with pool.lend(storage, sys.argv[2]) as opened:
+    before = opened.read_frames(wanted)
+child = os.fork()
+with pool.lend(storage, sys.argv[2]) as lent:
+    is_right = (lent is opened) == (child != 0) and bool((lent.read_frames(wanted) == before).all())
+if child == 0:
+    os._exit(not is_right)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not is_right)
+"""
+
+
+def test_a_forked_process_opens_videos_of_its_own(tiny_dataset):
+    """torch forks the workers of a `DataLoader`, and two processes that read one open file move its position."""
+    name = f"videos/{TOP}/chunk-000/file-000.mp4"
+
+    found = subprocess.run([sys.executable, "-c", FORKING, tiny_dataset, name], timeout=120, check=False)
+
+    assert found.returncode == 0
+
+
 def test_image_depth_comes_in_millimetres(tmp_path):
     spec = SynthSpec(lengths=(2,), cameras=(CameraSpec(name="depth", kind="depth-image"),))
     dataset = open_dataset(str(write_dataset(tmp_path / "d", spec)))
@@ -574,6 +601,9 @@ BAD_REQUESTS = {
     "unknown dtype": ({"camera_dtype": "float64"}, "camera_dtype is 'float64'.*did you mean 'float32'"),
     "unknown timestamps": ({"timestamps": "exact"}, "timestamps is 'exact'"),
     "negative tolerance": ({"tolerance_s": -1.0}, "tolerance_s must be at least 0"),
+    "tolerance in words": ({"tolerance_s": "1 ms"}, "tolerance_s must be at least 0"),
+    "a number for a list": ({"cameras": 5}, "give a list of names"),
+    "a number for a name": ({"cameras": [5]}, "no camera 5"),
 }
 
 
