@@ -383,7 +383,7 @@ def kept_features(names: Sequence[str], known: Sequence[str], owner: str) -> fro
     Raises:
         ConfigError: `owner` has no feature with one of these names.
     """
-    if isinstance(names, str):
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise ConfigError(f"the features to select are {names!r}; give a list of names, as [{names!r}]")
     for name in names:
         if name not in known:

@@ -107,6 +107,7 @@ def window_from_timestamps(
 
 def as_seconds(given: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return windows given in seconds as plain numbers; raise a `ConfigError` for any that are not finite numbers."""
+    _check_windows("delta_timestamps", given, "seconds")
     seconds = {}
     for key, deltas in given.items():
         try:
@@ -117,6 +118,11 @@ def as_seconds(given: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
             raise ConfigError(f"the window of {key!r} is {deltas!r}; give a list of seconds, all finite numbers")
         seconds[key] = [float(delta) for delta in deltas]
     return seconds
+
+
+def _check_windows(name: str, given: Any, values: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name} is {given!r}; give a dict of features with lists of {values}")
 
 
 def between_frames(seconds: Mapping[str, Sequence[float]], fps: float, tolerance_s: float) -> dict[str, list[float]]:
@@ -134,6 +140,7 @@ def off_frame_s(delta_s: float, fps: float) -> float:
 
 def window_from_offsets(offsets: Mapping[str, Sequence[int]]) -> WindowSpec:
     """Return the window of relative frame numbers, given as any sequences of integers."""
+    _check_windows("offsets", offsets, "frame numbers")
     plain = {}
     for key, values in offsets.items():
         try:

@@ -302,6 +302,30 @@ def test_times_of_episodes_decide_their_order_in_a_video_and_not_their_frames(tm
     assert [(stamp.episode, stamp.frame) for stamp in stamps] == [(1, 2), (0, 2), (2, 2)]
 
 
+@pytest.mark.parametrize("time", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", range(3))
+def test_an_episode_without_a_time_in_its_video_is_an_error_and_moves_no_other(tmp_path, bad, time):
+    spec = SynthSpec(lengths=(3, 1, 4), cameras=(CameraSpec(name="cam"),), episodes_per_video_file=3)
+    root = write_dataset(tmp_path / "d", spec)
+    (path,) = (root / "meta/episodes").rglob("*.parquet")
+    column = "videos/cam/from_timestamp"
+
+    def forget_time(table):
+        starts = table.column(column).to_numpy().copy()
+        starts[bad] = time
+        return table.set_column(table.column_names.index(column), column, pa.array(starts))
+
+    rewrite_rows(path, forget_time)
+
+    dataset = open_dataset(str(root))
+
+    with pytest.raises(DecodeError, match=f"episode {bad} .* no frame within half a frame of (nan|inf) s"):
+        dataset.sample_of(bad, 0)
+    good = [episode for episode in range(3) if episode != bad]
+    stamps = [read_stamp(dataset.sample_of(episode, 0)["cam"]) for episode in good]
+    assert [(stamp.episode, stamp.frame) for stamp in stamps] == [(episode, 0) for episode in good]
+
+
 class NeighbourDecoder(VideoDecoder):
     """Gives the frames after those asked for, in some of the modes in which it may be opened."""
 
@@ -622,6 +646,14 @@ def test_wrong_windows_episodes_and_frames_are_errors(dataset):
         dataset.windowed({"action": [0.05]})
     with pytest.raises(ConfigError, match="either"):
         dataset.windowed()
+    with pytest.raises(
+        ConfigError, match=r"delta_timestamps is \[0.0\]; give a dict of features with lists of seconds"
+    ):
+        dataset.windowed([0.0])
+    with pytest.raises(ConfigError, match="offsets is 3; give a dict of features with lists of frame numbers"):
+        dataset.windowed(offsets=3)
+    with pytest.raises(ConfigError, match="the features to select are 3; give a list of names"):
+        dataset.select_features(3)
     with pytest.raises(ConfigError, match="give a list of seconds"):
         dataset.windowed({"action": [float("nan")]})
     with pytest.raises(ConfigError, match="give a list of frame numbers"):
