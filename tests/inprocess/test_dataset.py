@@ -218,25 +218,29 @@ FORKING = """
 import os, sys
 import numpy as np
 from raypipe.decode import VideoPool
+from raypipe.format import OpenFiles
 from raypipe.storage import open_storage
 
-pool, storage, wanted = VideoPool(2), open_storage(sys.argv[1]), np.arange(3)
+pool, files, storage, wanted = VideoPool(2), OpenFiles(), open_storage(sys.argv[1]), np.arange(3)
 with pool.lend(storage, sys.argv[2]) as opened:
     before = opened.read_frames(wanted)
+rows = files.open(storage, sys.argv[3])
 child = os.fork()
 with pool.lend(storage, sys.argv[2]) as lent:
     is_right = (lent is opened) == (child != 0) and bool((lent.read_frames(wanted) == before).all())
+again = files.open(storage, sys.argv[3])
+is_right = is_right and (again is rows) == (child != 0) and again.read().equals(rows.read())
 if child == 0:
     os._exit(not is_right)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not is_right)
 """
 
 
-def test_a_forked_process_opens_videos_of_its_own(tiny_dataset):
+def test_a_forked_process_opens_files_of_its_own(tiny_dataset):
     """torch forks the workers of a `DataLoader`, and two processes that read one open file move its position."""
-    name = f"videos/{TOP}/chunk-000/file-000.mp4"
+    names = [f"videos/{TOP}/chunk-000/file-000.mp4", "data/chunk-000/file-000.parquet"]
 
-    found = subprocess.run([sys.executable, "-c", FORKING, tiny_dataset, name], timeout=120, check=False)
+    found = subprocess.run([sys.executable, "-c", FORKING, tiny_dataset, *names], timeout=300, check=False)
 
     assert found.returncode == 0
 
