@@ -7,7 +7,7 @@ and nothing ahead.
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
@@ -76,7 +76,7 @@ class SampleSpec:
     def __post_init__(self) -> None:
         check_choice("camera_dtype", self.camera_dtype, get_args(CameraDtype))
         check_choice("timestamps", self.timestamps, get_args(Timestamps))
-        if not self.tolerance_s >= 0:
+        if not isinstance(self.tolerance_s, int | float) or not self.tolerance_s >= 0:
             raise ConfigError(f"tolerance_s must be at least 0, got {self.tolerance_s}")
 
 
@@ -90,7 +90,7 @@ def open_dataset(
     revision: str = "",
 ) -> "Dataset":
     """Open the LeRobot dataset at `root`, and no mixture; `raypipe.open_dataset` says what the arguments mean."""
-    if isinstance(cameras, str) and cameras != "all":
+    if cameras != "all" and (isinstance(cameras, str) or not isinstance(cameras, Iterable)):
         raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
     meta = read_metadata(open_root(root, revision).uri if revision else root)
     missing = find_missing_cameras(meta)
@@ -383,7 +383,7 @@ def kept_features(names: Sequence[str], known: Sequence[str], owner: str) -> fro
     Raises:
         ConfigError: `owner` has no feature with one of these names.
     """
-    if isinstance(names, str):
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise ConfigError(f"the features to select are {names!r}; give a list of names, as [{names!r}]")
     for name in names:
         if name not in known:

@@ -39,6 +39,8 @@ Weights = NDArray[np.float64]
 _MOST_KNOWN: Final = 600
 """Characters of known values that a message shows: some datasets have thousands of tasks."""
 
+_MOST_INT: Final = np.iinfo(np.int64).max
+
 _NUM_THREADS: Final = 8
 """Files read at once for one column: reading a remote file is mostly waiting."""
 
@@ -164,7 +166,7 @@ def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> Epi
             found = columns.column(column).to_pylist()
             for value in values:
                 if value not in found:
-                    known = sorted(map(str, {one for one in found if one is not None}))
+                    known = sorted({str(one) for one in found if one is not None})
                     raise ConfigError(
                         f"where has {value!r} for {column!r}, which no episode of dataset {name!r} has"
                         f"{_suggest(str(value), known)}"
@@ -274,7 +276,7 @@ def _file_weights(name: str, meta: DatasetMeta, path: str) -> Weights:
         wanted = np.concatenate(
             [begin + np.arange(n) for begin, n in zip(episodes.from_index, episodes.length, strict=True)]
         )
-    numbers = table.column(key).to_numpy()
+    numbers = _as_numbers(table.column(key).to_pylist(), f"column {key!r} of {path!r}")
     order = np.argsort(numbers, kind="stable")
     place = np.searchsorted(numbers[order], wanted)
     is_there = np.isin(wanted, numbers)
@@ -331,12 +333,14 @@ def _read_file_values(meta: DatasetMeta, column: str, rows: Sequence[int]) -> di
 
 def _matching(name: str, column: str, found: NDArray[Any], values: Sequence[Any]) -> Weights:
     """Return 1 for every frame with a number in `values`, else 0; `values` are rounded to the dtype of the rows."""
+    is_float = found.dtype.kind == "f"
     for value in values:
-        if isinstance(value, bool | int | float) and (found.dtype.kind == "f" or value == int(value)):
-            continue
-        raise ConfigError(
-            f"where has {value!r} for {column!r} of dataset {name!r}, whose rows hold {found.dtype}; give such numbers"
-        )
+        is_number = isinstance(value, bool | int | float)
+        if not is_number or not (is_float or (value % 1 == 0 and abs(value) <= _MOST_INT)):
+            raise ConfigError(
+                f"where has {value!r} for {column!r} of dataset {name!r}, whose rows hold {found.dtype}; give such "
+                f"numbers"
+            )
     flags = np.isin(found, np.asarray(values).astype(found.dtype))
     if not flags.any():
         raise ConfigError(
@@ -347,8 +351,9 @@ def _matching(name: str, column: str, found: NDArray[Any], values: Sequence[Any]
 
 
 def _as_numbers(values: Any, place: str) -> Weights:
+    """Return one number for each value; some writers store lists of one number."""
     try:
-        return np.asarray(values, dtype=np.float64)
+        return np.asarray(values, dtype=np.float64).reshape(len(values))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the {place} holds no numbers, and weights are some: {error}") from error
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Feature
-from raypipe.text import check_choice
+from raypipe.text import MOST_COUNT, check_choice
 
 TOLERANCE_S = 1e-4
 """How far a delta may be from a multiple of 1/fps, in seconds: LeRobot's default."""
@@ -64,7 +64,11 @@ class WindowSpec:
         for key, offsets in self.offsets.items():
             if not offsets:
                 raise ConfigError(f"the window of {key!r} is empty; give at least one offset, or leave it out")
-            wrong = [offset for offset in offsets if isinstance(offset, bool) or not isinstance(offset, int)]
+            wrong = [
+                offset
+                for offset in offsets
+                if isinstance(offset, bool) or not isinstance(offset, int) or abs(offset) > MOST_COUNT
+            ]
             if wrong:
                 raise ConfigError(
                     f"the window of {key!r} has offsets that are not frame numbers: {wrong}; give integers, or "
@@ -103,6 +107,7 @@ def window_from_timestamps(
 
 def as_seconds(given: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return windows given in seconds as plain numbers; raise a `ConfigError` for any that are not finite numbers."""
+    _check_windows("delta_timestamps", given, "seconds")
     seconds = {}
     for key, deltas in given.items():
         try:
@@ -113,6 +118,11 @@ def as_seconds(given: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
             raise ConfigError(f"the window of {key!r} is {deltas!r}; give a list of seconds, all finite numbers")
         seconds[key] = [float(delta) for delta in deltas]
     return seconds
+
+
+def _check_windows(name: str, given: Any, values: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{name} is {given!r}; give a dict of features with lists of {values}")
 
 
 def between_frames(seconds: Mapping[str, Sequence[float]], fps: float, tolerance_s: float) -> dict[str, list[float]]:
@@ -130,6 +140,7 @@ def off_frame_s(delta_s: float, fps: float) -> float:
 
 def window_from_offsets(offsets: Mapping[str, Sequence[int]]) -> WindowSpec:
     """Return the window of relative frame numbers, given as any sequences of integers."""
+    _check_windows("offsets", offsets, "frame numbers")
     plain = {}
     for key, values in offsets.items():
         try:

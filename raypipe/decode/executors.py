@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.decode.clips import ClipRequest, FramePool, Pixels
-from raypipe.decode.journal import journal_scope, process_journal, unmarked
+from raypipe.decode.journal import journal_scope, process_journal
 from raypipe.errors import RaypipeError
 from raypipe.storage import num_requests
 
@@ -52,14 +52,9 @@ def decode_clip(
     decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None
 ) -> list[Pixels]:
     """Return the frames of a request, in memory of `pool` if there is one; raise a `DatasetError` for bad data."""
-    decoder = decoders[request.dataset]
-    if request.stored is not None:
-        with unmarked():
-            images = decoder.decode_images(request.row, request.camera, request.stored, request.frames).cpu().numpy()
-        return [pool.keep(image) for image in images] if pool else list(images)
-    if pool is not None:
-        return decoder.read_clip(request.row, request.camera, request.frames, pool, span=request.span)
-    return list(decoder.decode_video(request.row, request.camera, request.frames, span=request.span).cpu().numpy())
+    return decoders[request.dataset].read_clip(
+        request.row, request.camera, request.frames, pool, span=request.span, stored=request.stored
+    )
 
 
 def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None) -> DecodedClip:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -107,36 +108,49 @@ class FrameDecoder:
     def decode_video(
         self, row: int, camera: str, frames: NDArray[np.int64], *, span: tuple[int, int] | None = None
     ) -> torch.Tensor:
-        """Return frames of the episode in row `row` of the episode table, as `OpenVideo.read_frames` has them.
-
-        `frames` ascend. The caller will need the positions of `span` soon; those of a remote file are fetched together.
-
-        Raises:
-            DatasetError: the video is missing, damaged, or lacks a frame.
-        """
-        if self._kept is not None:
-            return torch.from_numpy(np.stack(self.read_clip(row, camera, frames, FramePool(), span=span)))
-        return self._decode(row, camera, frames, span or (int(frames[0]), int(frames[-1]) + 1))
+        """Return what `read_clip` does, as one tensor ``(n, height, width, channels)``."""
+        return torch.from_numpy(np.stack(self.read_clip(row, camera, frames, span=span)))
 
     def read_clip(
-        self, row: int, camera: str, frames: NDArray[np.int64], pool: FramePool, *, span: tuple[int, int] | None = None
+        self,
+        row: int,
+        camera: str,
+        frames: NDArray[np.int64],
+        pool: FramePool | None = None,
+        *,
+        span: tuple[int, int] | None = None,
+        stored: Sequence[Any] | None = None,
     ) -> list[Pixels]:
-        """Return what `decode_video` does, frame by frame, in memory of `pool`."""
+        """Return frames of the episode in row `row` of the episode table, in memory of `pool` if there is one.
+
+        Args:
+            frames: ascending positions in the episode.
+            span: positions that the caller will need soon; those of a remote file are fetched together.
+            stored: what the rows hold for these frames, if they store the camera's images.
+
+        Raises:
+            DatasetError: the video is missing, damaged, or lacks a frame; or an image cannot be read.
+        """
+        if stored is not None:
+            with unmarked():
+                return _as_list(self.decode_images(row, camera, stored, frames), pool)
+        request = VideoRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames, span=span)
         kept = self._find_kept(row, camera)
-        found = kept.read(frames, pool) if kept is not None else {}
-        missing = frames if not found else np.array([frame for frame in frames.tolist() if frame not in found])
-        if found:
-            with self._lock:
-                self._counts.kept_frames += len(found)
+        if kept is None:
+            return _as_list(self._decode(request), pool)
+        pool = pool or FramePool()
+        found = kept.read(frames, pool)
+        with self._lock:
+            self._counts.kept_frames += len(found)
+        missing = np.array([frame for frame in frames.tolist() if frame not in found], dtype=np.int64)
         if len(missing):
             try:
-                span = span or (int(frames[0]), int(frames[-1]) + 1)
-                decoded = self._decode(row, camera, missing, span).cpu().numpy()
+                decoded = self._decode(replace(request, frames=missing, span=request.reach)).cpu().numpy()
             except BaseException:
                 pool.give_back(found.values())
                 raise
             # If the video was replaced since, these frames may come from either of the two.
-            if kept is not None and (now := self._find_kept(row, camera)) is not None and now.key == kept.key:
+            if (now := self._find_kept(row, camera)) is not None and now.key == kept.key:
                 kept.write(missing, decoded)
             found.update(zip(missing.tolist(), map(pool.keep, decoded), strict=True))
         return [found[frame] for frame in frames.tolist()]
@@ -144,27 +158,21 @@ class FrameDecoder:
     def _find_kept(self, row: int, camera: str) -> KeptVideo | None:
         return self._kept.find(row, camera) if self._kept is not None else None
 
-    def _decode(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
+    def _decode(self, request: "VideoRequest") -> torch.Tensor:
         started = time.perf_counter()
         try:
-            name = self._meta.video_file(row, camera)
-            pixels = self._meta.storage.read_again(
-                name, lambda: self._read_guarded(row, camera, frames, span), self._forget
-            )
+            pixels = self._meta.storage.read_again(request.name, lambda: self._read_guarded(request), self._forget)
         except (RaypipeError, OSError) as error:
-            place = f"{self._meta.storage.locate(self._meta.video_file(row, camera))!r} of {self._meta.root!r}"
             told: BaseException = error
-            if is_transient(error):
-                told = DownloadError(f"cannot read {place}: {error}")
-            elif isinstance(error, OSError):
-                told = DecodeError(f"cannot read {place}: {error}")
-            episode = int(self._meta.episodes.episode_index[row])
-            note_episode(told, f"decoding camera {camera!r} of", episode, self._meta.root)
+            if is_transient(error) or isinstance(error, OSError):
+                kind = DownloadError if is_transient(error) else DecodeError
+                told = kind(f"cannot read {request.place!r} of {self._meta.root!r}: {error}")
+            note_episode(told, f"decoding camera {request.camera!r} of", request.episode, self._meta.root)
             if told is error:
                 raise
             raise told from error
-        self._check_size(tuple(pixels.shape[1:]), row, camera, f"in {self._meta.storage.locate(name)!r}")
-        self._count(len(frames), started)
+        self._check_size(tuple(pixels.shape[1:]), request.row, request.camera, f"in {request.place!r}")
+        self._count(len(request.frames), started)
         return pixels
 
     def _check_size(self, found: tuple[int, ...], row: int, camera: str, place: str) -> None:
@@ -179,96 +187,86 @@ class FrameDecoder:
                 f"decode={{'resize': (height, width)}}. {without_episode(episode, self._meta.root)}"
             )
 
-    def _read_guarded(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
-        key, num_deaths = self._look_up(row, camera)
+    def _read_guarded(self, request: "VideoRequest") -> torch.Tensor:
+        key, num_deaths = self._look_up(request)
         if num_deaths < _MAX_DEATHS:
-            return retry_transient(lambda: self._read_marked(key, row, camera, frames, span))
-        name, episode = self._meta.video_file(row, camera), int(self._meta.episodes.episode_index[row])
+            # Every try sets the mark anew.
+            read = process_journal().marking(key)(self.read_video)
+            return retry_transient(lambda: read(request))
         if key not in self._isolated:
             self._isolated.add(key)
             warnings.warn(
-                f"decoding camera {camera!r} of episode {episode} of {self._meta.root!r} in a subprocess, which is "
-                f"slower: {num_deaths} processes on this machine died while they decoded it from "
-                f"{self._meta.storage.locate(name)!r}",
+                f"decoding camera {request.camera!r} of episode {request.episode} of {self._meta.root!r} in a "
+                f"subprocess, which is slower: {num_deaths} processes on this machine died while they decoded it from "
+                f"{request.place!r}",
                 stacklevel=2,
             )
-        request = IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames)
         # Fetched here, so that it passes the gate of this process and the subprocess finds it on the node.
-        with unmarked(), retry_transient(lambda: self._fetch(row, camera, frames)):
-            return decode_isolated(request)
+        with unmarked(), retry_transient(lambda: self._fetch(request)):
+            return decode_isolated(replace(request, span=None))
 
     def _forget(self) -> None:
         # Close whatever is open of a file after its copy was replaced.
         self._videos.clear()
         forget_indexes()
 
-    def _look_up(self, row: int, camera: str) -> tuple[int, int]:
+    def _look_up(self, request: "VideoRequest") -> tuple[int, int]:
         """Return the number of an episode in the journal, and how many processes died over it.
 
         Looks at most once a second, because clips of an episode follow each other closely.
         """
         scope, now = death_scope.get(), time.monotonic()
-        known = self._looked_up.get((scope, row, camera))
+        known = self._looked_up.get((scope, request.row, request.camera))
         if known is not None and now < known[0]:
             return known[1], known[2]
-        name, episode = self._meta.video_file(row, camera), int(self._meta.episodes.episode_index[row])
-        key, journal = video_key(self._meta.storage, name, episode, camera), process_journal()
+        key, journal = request.key(), process_journal()
         keys = {key}
         if scope:
             # What a subprocess has proved on this machine is true for every task.
             with journal_scope(""):
-                keys.add(video_key(self._meta.storage, name, episode, camera))
+                keys.add(request.key())
         num_deaths = sum(journal.count_deaths(one) for one in keys if journal.is_suspect(one))
         if len(self._looked_up) >= _MOST_LOOKED_UP:
             self._looked_up.clear()
-        self._looked_up[scope, row, camera] = (now + _LOOK_UP_S, key, num_deaths)
+        self._looked_up[scope, request.row, request.camera] = (now + _LOOK_UP_S, key, num_deaths)
         return key, num_deaths
 
-    def _read_marked(
-        self, key: int, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]
-    ) -> torch.Tensor:
-        with process_journal().marking(key):
-            return self._read(row, camera, frames, span)
-
-    def _fetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> AbstractContextManager[Any]:
+    def _fetch(self, request: "VideoRequest") -> AbstractContextManager[Any]:
         """Fetch to this node what these frames need; return the context that keeps it there, empty without a cache."""
-        storage, name = self._meta.storage, self._meta.video_file(row, camera)
+        storage = self._meta.storage
         try:
-            held = storage.hold(name)
+            held = storage.hold(request.name)
             if held is not None:
                 return held
-            if not storage.is_ranged(name):
+            if not storage.is_ranged(request.name):
                 return nullcontext()
-            needed, parts = self._byte_range(row, camera, frames), storage.open_ranged(name)
+            needed, parts = request.byte_range(), storage.open_ranged(request.name)
             parts.need(*needed)
             return parts
         except NotImplementedError:
             # Without a plain index, it is unknown which bytes decoding reads.
             return nullcontext()
         except DownloadError:
-            # As in `_read`.
+            # As in `read_video`.
             self._videos.clear()
             raise
 
-    def _byte_range(self, row: int, camera: str, frames: NDArray[np.int64]) -> tuple[int, int]:
-        """Return the part of a remote video that decoding these frames reads; may read its index."""
-        index = read_ranged_index(self._meta.storage, self._meta.video_file(row, camera))
-        return index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames)
-
-    def _read(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
-        name, codes = self._meta.video_file(row, camera), self._meta.features[camera].depth_codes
+    def read_video(self, request: "VideoRequest") -> torch.Tensor:
+        """Return frames as this process decodes them, without guard against a crash and without a second try."""
+        camera, codes = request.camera, self._meta.features[request.camera].depth_codes
         try:
-            version = self._meta.storage.version(name) if self._kept is not None else ""
+            version = self._meta.storage.version(request.name) if self._kept is not None else ""
             with (
-                blaming(f"cannot read the video {self._meta.storage.locate(name)!r}"),
-                self._videos.lend(self._meta.storage, name, self._spec.device, version, codes) as video,
+                blaming(f"cannot read the video {request.place!r}"),
+                self._videos.lend(self._meta.storage, request.name, self._spec.device, version, codes) as video,
             ):
-                first = video.first_frame(self._meta, row, camera)
+                first = video.first_frame(self._meta, request.row, camera)
                 if size_of(self._spec.resize, camera) == ORIGINAL_SIZE and all(video.size):
                     # Before they take memory.
-                    self._check_size(video.size, row, camera, f"in {video.place!r}")
-                video.need(first + span[0], first + span[1])
-                return self._resize(video.read_frames(first + frames), camera)
+                    self._check_size(video.size, request.row, camera, f"in {video.place!r}")
+                start, stop = request.reach
+                video.need(first + start, first + stop)
+                return self._resize(video.read_frames(first + request.frames), camera)
         except DownloadError:
             # A cache without room is full of open videos. Close them, so that the next try finds room.
             self._videos.clear()
@@ -276,13 +274,14 @@ class FrameDecoder:
 
     def prefetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> "Future[bool] | None":
         """Start to fetch what decoding these frames reads, if it is remote; may read the index of a video first."""
-        storage, name = self._meta.storage, self._meta.video_file(row, camera)
         kept = self._find_kept(row, camera)
         if kept is not None and kept.has(frames):
             return None
+        request = VideoRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames)
+        storage, name = self._meta.storage, request.name
         if not storage.is_ranged(name):
             return storage.prefetch(name)
-        start, stop = self._byte_range(row, camera, frames)
+        start, stop = request.byte_range()
         return storage.prefetch_part(name, start, stop) if start < stop else None
 
     def decode_images(self, row: int, camera: str, stored: Sequence[Any], frames: NDArray[np.int64]) -> torch.Tensor:
@@ -308,9 +307,15 @@ class FrameDecoder:
             self._counts.seconds += time.perf_counter() - started
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IsolatedRequest:
-    """Frames of one camera of one episode, for a subprocess."""
+def _as_list(decoded: torch.Tensor, pool: FramePool | None) -> list[Pixels]:
+    """Return frames one by one, in memory of `pool` if there is one."""
+    array: NDArray[Any] = decoded.cpu().numpy()
+    return list(map(pool.keep, array) if pool is not None else array)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoRequest:
+    """Frames of one camera of one episode, to be read from their video here or in a subprocess."""
 
     meta: DatasetMeta
     spec: DecodeSpec
@@ -319,15 +324,46 @@ class IsolatedRequest:
     camera: str
     frames: NDArray[np.int64]
     """Ascending positions in the episode."""
+    span: tuple[int, int] | None = None
+    """Positions that will be needed soon; None: no others."""
     timeout_s: float = _TIMEOUT_S
+    """Of a subprocess."""
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The positions to fetch from a remote file."""
+        return self.span or (int(self.frames[0]), int(self.frames[-1]) + 1)
+
+    @cached_property
+    def name(self) -> str:
+        """The file with the video."""
+        return self.meta.video_file(self.row, self.camera)
+
+    @property
+    def place(self) -> str:
+        """The path of the file, for messages."""
+        return self.meta.storage.locate(self.name)
+
+    @property
+    def episode(self) -> int:
+        """LeRobot's number of the episode."""
+        return int(self.meta.episodes.episode_index[self.row])
+
+    def key(self) -> int:
+        """Return the number of the episode in the journal, in the current scope."""
+        return video_key(self.meta.storage, self.name, self.episode, self.camera)
+
+    def byte_range(self) -> tuple[int, int]:
+        """Return the part of a remote video that decoding these frames reads; may read its index."""
+        index = read_ranged_index(self.meta.storage, self.name)
+        return index.byte_range(episode_first_frame(self.meta, self.row, self.camera, index) + self.frames)
 
 
-def decode_isolated(request: IsolatedRequest) -> torch.Tensor:
-    """Return what `FrameDecoder.decode_video` does, decoded in a subprocess.
+def decode_isolated(request: VideoRequest) -> torch.Tensor:
+    """Return what `FrameDecoder.read_video` does, decoded in a subprocess; raise what it raised there.
 
     Raises:
         DecodeError: the subprocess died, or did not finish in time.
-        RaypipeError, OSError: what the subprocess raised.
     """
     answer = _process_child().ask(request)
     if isinstance(answer, int):
@@ -348,7 +384,7 @@ class _Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, request: IsolatedRequest) -> _Answer:
+    def ask(self, request: VideoRequest) -> _Answer:
         """Return the answer to a request; if the current subprocess dies, a fresh one answers."""
         content = pickle.dumps(request)
         with self._lock:
@@ -413,18 +449,17 @@ def _end(process: "subprocess.Popen[bytes]") -> int:
     return process.returncode
 
 
-def _blame(request: IsolatedRequest, exit_code: int) -> DecodeError:
+def _blame(request: VideoRequest, exit_code: int) -> DecodeError:
     """Return the error of a video that ends processes, and note it for all processes of this machine."""
-    meta, camera, episode = request.meta, request.camera, int(request.meta.episodes.episode_index[request.row])
-    name = meta.video_file(request.row, camera)
+    root = request.meta.root
     # In every scope.
     with journal_scope(""):
-        process_journal().note_deaths(video_key(meta.storage, name, episode, camera))
+        process_journal().note_deaths(request.key())
     return DecodeError(
-        f"decoding episode {episode} of {meta.root!r}, camera {camera!r}, ends the process that does it: several died "
-        f"over {meta.storage.locate(name)!r}, and a subprocess that did nothing else "
+        f"decoding episode {request.episode} of {root!r}, camera {request.camera!r}, ends the process that does it: "
+        f"several died over {request.place!r}, and a subprocess that did nothing else "
         f"{_fate(exit_code, request.timeout_s)}. Fetch the file again, or re-encode it. "
-        f"{without_episode(episode, meta.root)}"
+        f"{without_episode(request.episode, root)}"
     )
 
 
@@ -448,7 +483,7 @@ def answer_requests(output: int) -> None:
         while True:
             signal.setitimer(signal.ITIMER_REAL, _IDLE_S)
             try:
-                request: IsolatedRequest = pickle.load(sys.stdin.buffer)
+                request: VideoRequest = pickle.load(sys.stdin.buffer)
             except EOFError:
                 return
             with marked(Alarm(request.timeout_s)):
@@ -457,18 +492,12 @@ def answer_requests(output: int) -> None:
             answers.flush()
 
 
-def _answer(request: IsolatedRequest) -> NDArray[Any] | Exception:
-    row, camera, frames = request.row, request.camera, request.frames
+def _answer(request: VideoRequest) -> NDArray[Any] | Exception:
     try:
         decoder = FrameDecoder(request.meta, request.spec)
-        span = int(frames[0]), int(frames[-1]) + 1
-        pixels = retry_transient(lambda: decoder._read(row, camera, frames, span), _sleep_unmarked)
-    except (RaypipeError, OSError) as error:
+        pixels = retry_transient(lambda: decoder.read_video(request), unmarked()(time.sleep))
+    except Exception as error:
+        # Also those that are no fault of the video, such as memory that runs out: they are raised in the parent.
         return error
     array: NDArray[Any] = pixels.cpu().numpy()
     return array
-
-
-def _sleep_unmarked(wait_s: float) -> None:
-    with unmarked():
-        time.sleep(wait_s)

@@ -283,8 +283,7 @@ class KeptDataset:
     def _locate(self, row: int, camera: str, name: str, version: str) -> KeptVideo:
         storage, episodes, columns = self._meta.storage, self._meta.episodes, self._meta.episodes.videos[camera]
         place = os.path.realpath(storage.locate(name)) if storage.is_local else f"{storage.uri}/{name}"
-        is_same_chunk, is_same_file = (index == index[row] for index in (columns.chunk_index, columns.file_index))
-        same = np.flatnonzero(is_same_chunk & is_same_file)
+        same = columns.rows_of_file(row)
         # Together with the file, they decide where an episode begins in it.
         table = [columns.from_timestamp[same].tolist(), episodes.length[same].tolist()]
         feature = self._meta.features[camera]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Feature
-from raypipe.plan import check_whole
+from raypipe.plan import check_whole, store_whole
 from raypipe.text import how_to_install, make_spec, parse_bytes
 
 Where = Literal["auto", "rank", "cluster"]
@@ -24,6 +24,9 @@ Fit = Literal["stretch", "letterbox", "crop"]
 
 _MOST_PIXELS: Final = 1 << 15
 """Most pixels of a side; a larger number is a typing error."""
+
+_MOST_THREADS: Final = 1 << 16
+_MOST_VIDEOS: Final = 1 << 20
 
 _COLOUR_BITS: Final = 8
 
@@ -73,10 +76,10 @@ class DecodeSpec:
             raise ConfigError(f"decode device={self.device!r} needs where='rank': the tasks of a cluster have no GPU")
         object.__setattr__(self, "resize", check_resize(self.resize, "decode resize"))
         check_fit(self.fit, self.resize, "decode fit")
-        if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
-            raise ConfigError(f"decode num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
-        if self.open_videos < 1:
-            raise ConfigError(f"decode open_videos must be at least 1, got {self.open_videos}")
+        if not isinstance(self.device, str):
+            raise ConfigError(f"decode device is {self.device!r}; give 'cpu' or 'cuda'")
+        store_whole(self, "num_threads", 1, _MOST_THREADS, ASSIGNED_CPUS, label="decode num_threads")
+        store_whole(self, "open_videos", 1, _MOST_VIDEOS, label="decode open_videos")
 
     def frame_shape(self, feature: Feature) -> tuple[int, int, int]:
         """Return ``(height, width, channels)`` of a camera's decoded frames."""
@@ -204,9 +207,13 @@ def _why_not_loaded(told: str) -> str:
 
 
 def check_device(device: str) -> None:
-    """Raise a `ConfigError` for a device that this machine does not have."""
+    """Raise a `ConfigError` for a device that torch does not know, or that this machine does not have."""
     import torch
 
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r} is none that torch knows; use 'cpu' or 'cuda'") from error
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, and torch finds no CUDA device here; use device='cpu'")
 

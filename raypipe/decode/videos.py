@@ -210,7 +210,7 @@ def blaming(what: str, check_readable: Callable[[], None] = lambda: None) -> Ite
 
 
 class VideoPool:
-    """Open videos that threads borrow; beyond `size` it closes the least recently used.
+    """Open videos that threads borrow; beyond `size` it closes one of the file that was used least recently.
 
     Only one thread at a time has a video. Two threads that want the same file get a decoder each: a file may hold
     hundreds of episodes, and all threads work on them.
@@ -219,9 +219,10 @@ class VideoPool:
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._idle: OrderedDict[OpenVideo, _VideoKey] = OrderedDict()
-        self._by_key: dict[_VideoKey, list[OpenVideo]] = {}
+        self._idle: OrderedDict[_VideoKey, list[OpenVideo]] = OrderedDict()
         self._num_lent = 0
+        self._process = os.getpid()
+        self._of_parent: list[Any] = []
         self.hits = 0
         self.misses = 0
 
@@ -244,34 +245,37 @@ class VideoPool:
             raise
         with self._lock:
             self._num_lent -= 1
-            self._idle[video] = key
-            self._by_key.setdefault(key, []).append(video)
+            self._idle.setdefault(key, []).append(video)
+            self._idle.move_to_end(key)
 
     def clear(self) -> None:
         """Close all videos that no thread has borrowed."""
         with self._lock:
             self._idle.clear()
-            self._by_key.clear()
 
     def _take(self, key: _VideoKey) -> OpenVideo | None:
         with self._lock:
+            if self._process != os.getpid():
+                # After a fork the parent reads the same open files, and a read moves the place in the file for both.
+                # Kept, not closed: what a decoder may wait for when it is closed is left in the parent.
+                self._of_parent.append(self._idle)
+                self._idle, self._num_lent, self._process = OrderedDict(), 0, os.getpid()
             self._num_lent += 1
-            known = self._by_key.get(key)
-            if known:
+            if key in self._idle:
                 self.hits += 1
-                video = known.pop()
-                del self._idle[video]
-                if not known:
-                    del self._by_key[key]
-                return video
+                return self._pop(key, -1)
             self.misses += 1
             # Before the file is opened, so that a cache of the node can give it the freed room.
-            while self._idle and len(self._idle) + self._num_lent > self._size:
-                old, old_key = self._idle.popitem(last=False)
-                self._by_key[old_key].remove(old)
-                if not self._by_key[old_key]:
-                    del self._by_key[old_key]
+            while self._idle and sum(map(len, self._idle.values())) + self._num_lent > self._size:
+                self._pop(next(iter(self._idle)), 0)
             return None
+
+    def _pop(self, key: _VideoKey, place: int) -> OpenVideo:
+        videos = self._idle[key]
+        video = videos.pop(place)
+        if not videos:
+            del self._idle[key]
+        return video
 
 
 class _Waiting:
@@ -341,11 +345,10 @@ def _open_decoder(
 ) -> "VideoDecoder":
     """Open a video for decoding; `source` is a path or file in a cache."""
     source = _source_of(storage, name, source)
-    arguments: dict[str, Any] = {"dimension_order": "NHWC", **seek, "num_ffmpeg_threads": 1}
     if device != "cpu":
         check_device(device)
-        arguments["device"] = device
-    return load_torchcodec().decoders.VideoDecoder(source, **arguments)
+    decoders = load_torchcodec().decoders
+    return decoders.VideoDecoder(source, dimension_order="NHWC", num_ffmpeg_threads=1, device=device, **seek)
 
 
 def _source_of(storage: Storage, name: str, source: Any) -> Any:

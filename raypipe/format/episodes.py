@@ -49,6 +49,11 @@ class VideoColumns:
     from_timestamp: NDArray[np.float64]
     """Seconds into the file at which the episode starts; 0 if an episode has its own file."""
 
+    def rows_of_file(self, row: int) -> NDArray[np.int64]:
+        """Return the rows of all episodes, ascending, that are in the same file as the one in row `row`."""
+        is_there = (self.chunk_index == self.chunk_index[row]) & (self.file_index == self.file_index[row])
+        return np.flatnonzero(is_there)
+
 
 @dataclass(frozen=True, eq=False)
 class EpisodeTable:

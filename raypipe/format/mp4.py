@@ -94,7 +94,7 @@ class FirstFrames:
 
     frame: NDArray[np.int64]
     drift_s: NDArray[np.float64]
-    """Distance of the frame's time from the ``from_timestamp`` of the episode table."""
+    """Distance of the frame's time from the ``from_timestamp`` of the episode table; infinite if that is no number."""
     is_counted: bool
     """True if the lengths add up to all frames of the file, and so give the first frames exactly."""
 
@@ -107,7 +107,8 @@ def first_frames(
     It is the frame nearest to ``from_timestamp``. If the lengths add up to all frames of the file, the lengths decide
     instead: ``from_timestamp`` is a running sum of rounded durations and drifts.
     """
-    is_counted = int(length.sum()) == len(pts_s)
+    # Without a time, the place of an episode among the others is unknown.
+    is_counted = int(length.sum()) == len(pts_s) and bool(np.isfinite(from_timestamp).all())
     if is_counted:
         order = np.argsort(from_timestamp, kind="stable")
         frame = np.empty(len(length), dtype=np.int64)
@@ -117,7 +118,8 @@ def first_frames(
         before = np.maximum(after - 1, 0)
         is_before = np.abs(pts_s[before] - from_timestamp) <= np.abs(pts_s[after] - from_timestamp)
         frame = np.where(is_before, before, after).astype(np.int64)
-    return FirstFrames(frame, np.abs(pts_s[frame] - from_timestamp), is_counted)
+    drift_s = np.abs(pts_s[frame] - from_timestamp)
+    return FirstFrames(frame, np.where(np.isnan(drift_s), np.inf, drift_s), is_counted)
 
 
 def episode_first_frame(meta: DatasetMeta, row: int, camera: str, index: VideoIndex) -> int:
@@ -129,9 +131,7 @@ def episode_first_frame(meta: DatasetMeta, row: int, camera: str, index: VideoIn
     if len(index) == 0:
         raise _broken(meta, row, camera, "holds no frame")
     columns, length = meta.episodes.videos[camera], meta.episodes.length
-    same = np.flatnonzero(
-        (columns.chunk_index == columns.chunk_index[row]) & (columns.file_index == columns.file_index[row])
-    )
+    same = columns.rows_of_file(row)
     firsts = first_frames(columns.from_timestamp[same], length[same], index.pts_s)
     here = int(np.searchsorted(same, row))
     first = int(firsts.frame[here])

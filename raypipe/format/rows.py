@@ -5,6 +5,7 @@ hold the episode and filters by ``episode_index``. Rows are in the order of ``fr
 files lack are derived. Nothing is dropped: an episode without the promised rows is a `DatasetError`.
 """
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,11 +36,18 @@ class OpenFiles:
     def __init__(self, size: int = _OPEN_FILES) -> None:
         self._size = size
         self._files: OrderedDict[tuple[str, str], BoundedParquet] = OrderedDict()
+        self._process = os.getpid()
+        self._of_parent: list[Any] = []
         self.kept: tuple[tuple[str, str, tuple[int, ...]], pa.Table] = (("", "", ()), pa.table({}))
         """The row groups that were read last, and their rows."""
 
     def open(self, storage: Storage, name: str) -> BoundedParquet:
         """Return the open file `name` of a dataset; open it if necessary."""
+        if self._process != os.getpid():
+            # After a fork the parent reads the same open files, and a read of a cached file moves its place for both.
+            # Kept, not closed: the parent goes on with them.
+            self._of_parent.append(self._files)
+            self._files, self._process = OrderedDict(), os.getpid()
         key = (storage.uri, name)
         if key not in self._files:
             parquet = open_parquet(storage, name)

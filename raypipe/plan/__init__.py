@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         check_world_size,
         first_leg,
         parse_order,
+        store_whole,
     )
     from raypipe.plan.state import (
         OrderState,

@@ -20,7 +20,7 @@ from raypipe.dataset import open_dataset
 from raypipe.decode import DecodeSpec
 from raypipe.decode import frames as frames_module
 from raypipe.decode import journal as journal_module
-from raypipe.decode.frames import IsolatedRequest, decode_isolated
+from raypipe.decode.frames import FrameDecoder, VideoRequest, _answer, decode_isolated
 from raypipe.decode.journal import process_journal, video_key
 from raypipe.errors import DatasetError, DecodeError
 from raypipe.format import read_metadata
@@ -341,9 +341,19 @@ def test_loader_gives_right_data_where_episodes_are_decoded_in_a_subprocess(root
         assert_equals_samples(batch, dataset)
 
 
-def request(root, **fields) -> IsolatedRequest:
+def request(root, **fields) -> VideoRequest:
     frames = {"row": BAD, "camera": TOP, "frames": np.arange(1, 6)} | fields
-    return IsolatedRequest(meta=read_metadata(root), **{"spec": DecodeSpec(), **frames})
+    return VideoRequest(meta=read_metadata(root), **{"spec": DecodeSpec(), **frames})
+
+
+def test_memory_that_runs_out_in_a_subprocess_is_no_fault_of_the_video(root, monkeypatch):
+    def fail(*_):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(FrameDecoder, "read_video", fail)
+
+    # The parent raises what it is answered; a subprocess that dies would be held against the video.
+    assert isinstance(_answer(request(str(root))), MemoryError)
 
 
 # A filesystem that is not the local one, and that a subprocess can reach.

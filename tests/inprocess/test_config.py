@@ -134,7 +134,10 @@ BAD = {
     "no room": ({"live_bytes": 50_000}, "live_bytes=50,000 does not hold the decoded frames of one batch"),
     "cuda on the cluster": ({"decode": {"where": "cluster", "device": "cuda"}}, "needs where='rank'"),
     "odd resize": ({"decode": {"resize": (0, 3)}}, "resize"),
-    "no threads": ({"decode": {"num_threads": 0}}, "num_threads must be at least 1"),
+    "no threads": ({"decode": {"num_threads": 0}}, "num_threads must be an integer of at least 1 or 'assigned', got 0"),
+    "half a thread": ({"decode": {"num_threads": 1.5}}, "num_threads must be an integer of at least 1"),
+    "a video and a half": ({"decode": {"open_videos": 1.5}}, "open_videos must be an integer of at least 1, got 1.5"),
+    "no device": ({"decode": {"device": None}}, "decode device is None; give 'cpu' or 'cuda'"),
     "unknown episode": ({"selection": {"episodes": (99,)}}, "no episode 99"),
     "nothing left": ({"selection": {"drop_first_frames": 50}}, "no frame is left"),
     "no blocks": ({"feed": {"spans_per_block": 0}}, "spans_per_block must be at least 1"),
@@ -174,6 +177,11 @@ def test_a_batch_size_may_be_a_number_of_numpy(dataset):
 def test_a_name_of_a_loader_that_names_no_file_is_refused(dataset, name):
     with pytest.raises(ConfigError, match="also names its files in a checkpoint"):
         Pipeline(dataset, batch_size=4, seed=0).loaders(1, name=name)
+
+
+def test_a_device_that_torch_does_not_know_is_no_fault_of_the_videos(dataset):
+    with pytest.raises(ConfigError, match="device='gpu' is none that torch knows; use 'cpu' or 'cuda'"):
+        Pipeline(dataset, batch_size=4, seed=0, decode={"device": "gpu"}).loader()
 
 
 @pytest.mark.parametrize("name", ["shuffle", "num_workers", "batch_size"])

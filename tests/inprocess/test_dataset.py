@@ -214,6 +214,37 @@ def test_a_dataset_pickles_after_use(dataset):
     assert torch.equal(again[TOP], expected[TOP])
 
 
+FORKING = """
+import os, sys
+import numpy as np
+from raypipe.decode import VideoPool
+from raypipe.format import OpenFiles
+from raypipe.storage import open_storage
+
+pool, files, storage, wanted = VideoPool(2), OpenFiles(), open_storage(sys.argv[1]), np.arange(3)
+with pool.lend(storage, sys.argv[2]) as opened:
+    before = opened.read_frames(wanted)
+rows = files.open(storage, sys.argv[3])
+child = os.fork()
+with pool.lend(storage, sys.argv[2]) as lent:
+    is_right = (lent is opened) == (child != 0) and bool((lent.read_frames(wanted) == before).all())
+again = files.open(storage, sys.argv[3])
+is_right = is_right and (again is rows) == (child != 0) and again.read().equals(rows.read())
+if child == 0:
+    os._exit(not is_right)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not is_right)
+"""
+
+
+def test_a_forked_process_opens_files_of_its_own(tiny_dataset):
+    """torch forks the workers of a `DataLoader`, and two processes that read one open file move its position."""
+    names = [f"videos/{TOP}/chunk-000/file-000.mp4", "data/chunk-000/file-000.parquet"]
+
+    found = subprocess.run([sys.executable, "-c", FORKING, tiny_dataset, *names], timeout=300, check=False)
+
+    assert found.returncode == 0
+
+
 def test_image_depth_comes_in_millimetres(tmp_path):
     spec = SynthSpec(lengths=(2,), cameras=(CameraSpec(name="depth", kind="depth-image"),))
     dataset = open_dataset(str(write_dataset(tmp_path / "d", spec)))
@@ -273,6 +304,30 @@ def test_times_of_episodes_decide_their_order_in_a_video_and_not_their_frames(tm
 
     stamps = [read_stamp(dataset.sample_of(episode, 2)["cam"]) for episode in range(3)]
     assert [(stamp.episode, stamp.frame) for stamp in stamps] == [(1, 2), (0, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", range(3))
+def test_an_episode_without_a_time_in_its_video_is_an_error_and_moves_no_other(tmp_path, bad, time):
+    spec = SynthSpec(lengths=(3, 1, 4), cameras=(CameraSpec(name="cam"),), episodes_per_video_file=3)
+    root = write_dataset(tmp_path / "d", spec)
+    (path,) = (root / "meta/episodes").rglob("*.parquet")
+    column = "videos/cam/from_timestamp"
+
+    def forget_time(table):
+        starts = table.column(column).to_numpy().copy()
+        starts[bad] = time
+        return table.set_column(table.column_names.index(column), column, pa.array(starts))
+
+    rewrite_rows(path, forget_time)
+
+    dataset = open_dataset(str(root))
+
+    with pytest.raises(DecodeError, match=f"episode {bad} .* no frame within half a frame of (nan|inf) s"):
+        dataset.sample_of(bad, 0)
+    good = [episode for episode in range(3) if episode != bad]
+    stamps = [read_stamp(dataset.sample_of(episode, 0)["cam"]) for episode in good]
+    assert [(stamp.episode, stamp.frame) for stamp in stamps] == [(episode, 0) for episode in good]
 
 
 class NeighbourDecoder(VideoDecoder):
@@ -574,6 +629,9 @@ BAD_REQUESTS = {
     "unknown dtype": ({"camera_dtype": "float64"}, "camera_dtype is 'float64'.*did you mean 'float32'"),
     "unknown timestamps": ({"timestamps": "exact"}, "timestamps is 'exact'"),
     "negative tolerance": ({"tolerance_s": -1.0}, "tolerance_s must be at least 0"),
+    "tolerance in words": ({"tolerance_s": "1 ms"}, "tolerance_s must be at least 0"),
+    "a number for a list": ({"cameras": 5}, "give a list of names"),
+    "a number for a name": ({"cameras": [5]}, "no camera 5"),
 }
 
 
@@ -592,6 +650,14 @@ def test_wrong_windows_episodes_and_frames_are_errors(dataset):
         dataset.windowed({"action": [0.05]})
     with pytest.raises(ConfigError, match="either"):
         dataset.windowed()
+    with pytest.raises(
+        ConfigError, match=r"delta_timestamps is \[0.0\]; give a dict of features with lists of seconds"
+    ):
+        dataset.windowed([0.0])
+    with pytest.raises(ConfigError, match="offsets is 3; give a dict of features with lists of frame numbers"):
+        dataset.windowed(offsets=3)
+    with pytest.raises(ConfigError, match="the features to select are 3; give a list of names"):
+        dataset.select_features(3)
     with pytest.raises(ConfigError, match="give a list of seconds"):
         dataset.windowed({"action": [float("nan")]})
     with pytest.raises(ConfigError, match="give a list of frame numbers"):

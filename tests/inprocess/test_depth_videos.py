@@ -11,7 +11,7 @@ from batches import TOP, assert_equals_samples, local_loader
 from depth_cases import DEPTH, documented_mm, random_numbers, write_numbers
 
 from raypipe.dataset import open_dataset
-from raypipe.decode.frames import FrameDecoder, IsolatedRequest, decode_isolated
+from raypipe.decode.frames import FrameDecoder, VideoRequest, decode_isolated
 from raypipe.decode.kept import KeepFolder
 from raypipe.decode.pixels import distances_mm
 from raypipe.decode.spec import DecodeSpec, KeepSpec
@@ -158,7 +158,7 @@ def test_remote_depth_is_what_it_is_on_disk(filmed, tmp_path, cache):
 def test_a_subprocess_decodes_depth_too(filmed):
     root, wanted = filmed
     meta = open_dataset(str(root)).meta
-    request = IsolatedRequest(meta=meta, spec=DecodeSpec(), row=1, camera=DEPTH, frames=np.array([0, 4]))
+    request = VideoRequest(meta=meta, spec=DecodeSpec(), row=1, camera=DEPTH, frames=np.array([0, 4]))
 
     np.testing.assert_array_equal(decode_isolated(request).numpy()[..., 0], wanted[[5, 9]])
 

@@ -188,10 +188,10 @@ def test_a_video_that_is_replaced_while_it_is_decoded_is_not_kept(root, tmp_path
     mine = shutil.copytree(root, tmp_path / "mine")
     decoder, decode = Kept(mine, tmp_path / "kept"), FrameDecoder._decode
 
-    def replace_meanwhile(self, row, camera, frames, span):
-        video = mine / self._meta.video_file(row, camera)
+    def replace_meanwhile(self, request):
+        video = mine / request.name
         os.utime(video, ns=(0, video.stat().st_mtime_ns + 1))
-        return decode(self, row, camera, frames, span)
+        return decode(self, request)
 
     monkeypatch.setattr(FrameDecoder, "_decode", replace_meanwhile)
     frames_of(decoder, rows=[1])

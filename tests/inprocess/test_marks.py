@@ -16,7 +16,7 @@ from raypipe.decode import DecodeSpec, FrameDecoder
 from raypipe.decode import frames as frames_module
 from raypipe.decode import journal as journal_module
 from raypipe.decode import videos as videos_module
-from raypipe.decode.frames import IsolatedRequest, decode_isolated
+from raypipe.decode.frames import VideoRequest, decode_isolated
 from raypipe.decode.journal import process_journal, video_key
 from raypipe.storage import CacheSpec, num_requests
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -123,7 +123,7 @@ def test_what_a_subprocess_decodes_is_fetched_by_its_parent(hub, root, tmp_path,
 def test_a_subprocess_may_wait_for_the_network_for_longer_than_it_may_decode(hub, root, tmp_path):
     meta = open_meta(tmp_path, "off")
     hub.delay_s, timeout_s = 4.0, 3.5
-    request = IsolatedRequest(meta=meta, spec=DecodeSpec(), row=0, camera=CAM, frames=np.arange(9), timeout_s=timeout_s)
+    request = VideoRequest(meta=meta, spec=DecodeSpec(), row=0, camera=CAM, frames=np.arange(9), timeout_s=timeout_s)
 
     pixels = decode_isolated(request)
 

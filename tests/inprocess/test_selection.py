@@ -76,6 +76,10 @@ def test_a_loader_gives_exactly_the_filtered_frames(dataset):
         ({"min_frames": 8, "max_frames": 7}, "max_frames must be an integer of at least 8"),
         ({"where": {"scene": ["a", "z"]}}, r"where has 'z' for 'scene', which no episode .* has. Known: 'a', 'b', 'c'"),
         ({"where": {"scene": "b"}, "episodes": [0]}, "no frame is left of the 9 episodes"),
+        ({"where": {"frame_index": float("inf")}}, "where has inf for 'frame_index' .* whose rows hold int64"),
+        ({"where": {"frame_index": float("nan")}}, "where has nan for 'frame_index' .* whose rows hold int64"),
+        ({"where": {"frame_index": 2**70}}, "where has 1180591620717411303424 for 'frame_index' .* hold int64"),
+        ({"where": {"tasks": TASKS[0]}}, "where has 'pick up the cube' for 'tasks', which no episode"),
         ({"minframes": 3}, r"selection has no field 'minframes'; did you mean 'min_frames'\?"),
     ],
 )

@@ -319,6 +319,9 @@ def test_weights_that_make_no_sense_are_told(dataset, weights, message):
         ({"index": [0] * NUM_FRAMES, "weight": [1.0] * NUM_FRAMES}, "57 weights by 'index', 1 of them different"),
         ({"episode_index": range(10), "weight": [1.0] * 10}, "10 weights by 'episode_index', .* 'dataset' has 9"),
         ({"frame": range(9), "weight": [1.0] * 9}, "has no column 'index'"),
+        ({"episode_index": list("abcdefghi"), "weight": [1.0] * 9}, r"column 'episode_index' of .* holds no numbers"),
+        ({"episode_index": [None] * 9, "weight": [1.0] * 9}, "9 weights by 'episode_index', .* and not .* 0"),
+        ({"episode_index": range(9), "weight": [[1.0, 2.0]] * 9}, r"column 'weight' of .* holds no numbers"),
     ],
 )
 def test_a_file_that_does_not_fit_the_dataset_is_told(dataset, tmp_path, columns, message):

@@ -68,7 +68,7 @@ class StampDecoder:
 
     keeps_frames = False
 
-    def read_clip(self, row, camera, frames, pool, *, span):
+    def read_clip(self, row, camera, frames, pool, *, span, stored):
         if row == 13:
             raise DatasetError("bad")
         return [pool.keep(frame) for frame in frames.astype(np.uint8).reshape(-1, 1, 1, 1)]

@@ -52,7 +52,7 @@ def test_a_window_on_an_unknown_feature_suggests_the_nearest():
         window.check_features(["action", "observation.state"])
 
 
-@pytest.mark.parametrize("offsets", [(), (0.5,), (True,)])
+@pytest.mark.parametrize("offsets", [(), (0.5,), (True,), (2**63,), (-(2**62),)])
 def test_a_window_of_no_or_broken_offsets_is_an_error(offsets):
     with pytest.raises(ConfigError, match="action"):
         WindowSpec(offsets={"action": offsets})
