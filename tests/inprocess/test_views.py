@@ -514,6 +514,43 @@ def test_batch_of_floats_is_shown_as_the_pixels_that_it_stands_for(sized_dataset
         assert read_stamp(picture.pixels).frame == int(batch["frame_index"][0])
 
 
+def test_batch_of_arrays_is_shown_as_that_of_tensors(sized_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=1, decode={"where": "rank"})
+    batch = next(iter(local_loader(pipe)))
+    arrays = {key: value.numpy() if hasattr(value, "numpy") else value for key, value in batch.items()}
+
+    assert view_batch(arrays).parts() == view_batch(batch).parts()
+
+
+def test_batch_with_anything_that_a_transform_has_added_is_shown(sized_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=1, decode={"where": "rank"})
+    batch = next(iter(local_loader(pipe)))
+    added = {
+        "number": 3,
+        "nothing": None,
+        "text": "left",
+        "nested": {"a": torch.zeros(2)},
+        "scalar": np.float32(2),
+        "pair": (1, 2),
+        "empty": [],
+    }
+
+    view = view_batch({**batch, **added})
+
+    told = {key: (kind, shape) for key, kind, shape in view.keys}
+    assert [told[key] for key in added] == [
+        ("int", ""),
+        ("NoneType", ""),
+        ("str", ""),
+        ("dict", ""),
+        ("float32", "()"),
+        ("list of int", "(2,)"),
+        ("list of nothing", "(0,)"),
+    ]
+    assert view.parts()
+    assert view.figure().axes
+
+
 def test_something_else_is_no_batch():
     with pytest.raises(rp.ConfigError, match="this is no batch of a loader: it lacks episode_index"):
         rp.show({"action": torch.zeros(3)})
