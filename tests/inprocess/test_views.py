@@ -20,6 +20,7 @@ from PIL import Image
 from torchcodec.decoders import VideoDecoder
 
 import raypipe as rp
+from raypipe.format import tables
 from raypipe.testing import CameraSpec, Stamp, SynthSpec, read_stamp, write_dataset
 from raypipe.validate import run as run_module
 from raypipe.views import describe, view_batch, view_dataset, view_episode, view_pipeline, view_world
@@ -154,6 +155,21 @@ def test_clip_is_encoded_again_until_it_is_small_enough(sized_dataset, monkeypat
     smaller = view_episode(sized_dataset, 0).clip
 
     assert len(smaller.mp4) < len(whole.mp4)
+
+
+def test_clip_of_images_reads_the_rows_of_each_camera_once(sized_dataset, monkeypatch):
+    monkeypatch.setattr(pixels_module, "_FRAMES_AT_ONCE", 5)
+    columns, read = [], tables.BoundedParquet.read_row_groups
+
+    def counted(self, groups, **options):
+        columns.append(options["columns"])
+        return read(self, groups, **options)
+
+    monkeypatch.setattr(tables.BoundedParquet, "read_row_groups", counted)
+
+    pixels_module.encode_clip(sized_dataset, 2)
+
+    assert sorted(one[0] for one in columns) == ["observation.images.depth", WRIST]
 
 
 def test_missing_episode_is_an_error_that_names_those_there_are(sized_dataset):
