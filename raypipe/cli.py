@@ -195,13 +195,12 @@ def show(
     ] = None,
 ) -> None:
     """Make a page, a picture or a video of a dataset, a mixture or one episode; or serve a page to browse it."""
-    from raypipe.views import WHOLE, ShowRequest, show_root
+    from raypipe.views import ShowRequest, show_root
 
-    chosen = WHOLE if episode is None else episode
     if port is not None and not serve:
         raise ConfigError(f"--port {port} is about --serve, which is not given")
     at = (8750 if port is None else port) if serve else None
-    show_root(ShowRequest(root=root, member=member, episode=chosen, out=out, with_rerun=rerun, port=at), echo)
+    show_root(ShowRequest(root=root, member=member, episode=episode, out=out, with_rerun=rerun, port=at), echo)
 
 
 @app.command()
@@ -403,7 +402,7 @@ def bench(
         action_frames=action_frames,
         observation_frames=observation_frames,
         seconds=seconds,
-        live_bytes=int(live_gb * (1 << 30)) or parse_bytes(live_bytes, "live_bytes"),
+        live_bytes=parse_bytes(f"{live_gb:f}GiB" if live_gb else live_bytes, "live_bytes"),
         gpu_samples_per_s=gpu_samples_per_s,
     )
     report = run_bench(spec, setting or (), is_quick=quick, on_line=lambda line: echo(line, err=True))

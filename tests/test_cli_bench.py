@@ -47,6 +47,8 @@ BAD_CALLS = {
     "folder named compare": (["./compare"], "no such folder"),
     "mixture": (["{tmp}/mixture.yaml"], "is a mixture, and bench measures one dataset"),
     "no time": (["{tiny}", "--seconds", "0"], "seconds must be more than 0"),
+    "endless": (["{tiny}", "--seconds", "inf"], "seconds must be more than 0, and not endless"),
+    "no memory": (["{tiny}", "--live-gb", "nan"], "live_bytes must be a number of bytes"),
     "no batch": (["{tiny}", "--batch-size", "0"], "batch_size must be at least 1"),
     "negative rate": (["{tiny}", "--gpu-samples-per-s", "-1"], "gpu_samples_per_s must be a number from 0 on"),
     "remote dataset": (["memory://arm"], "'memory://arm' is not on this machine"),

@@ -69,6 +69,17 @@ def test_names_of_a_dataset_do_not_steer_the_terminal(tmp_path):
         assert not set("\x1b\x07\u202e") & set(done.stdout + done.stderr)
 
 
+def test_letters_that_the_terminal_lacks_are_written_as_escapes(tmp_path):
+    root = write_dataset(tmp_path / "odd", SynthSpec(cameras=(), tasks=("pick \N{CJK UNIFIED IDEOGRAPH-4E2D}",)))
+
+    for command in ("info", "stats"):
+        environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+        done = run_apart(command, root, stdout=subprocess.PIPE, env=environment)
+
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert (b"pick \\u4e2d" in done.stdout) is (command == "info")
+
+
 EVIL = "odd[bold]\x1b]0;owned\x07\u202e"
 
 

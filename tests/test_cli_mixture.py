@@ -196,6 +196,14 @@ def test_names_of_members_are_printed_as_they_are(tmp_path):
     assert describe_mixture(str(tmp_path / "mixture.yaml")).members[0].root == str(root)
 
 
+def test_no_colons_in_the_name_of_a_member_become_a_picture(tmp_path):
+    write_dataset(tmp_path / "arm", SynthSpec(cameras=(), lengths=(2,)))
+    (tmp_path / "mixture.yaml").write_text("datasets: [{root: arm, name: 'a:smile:b'}]\n")
+
+    for command in ("info", "stats"):
+        assert "a:smile:b" in run_program(command, tmp_path / "mixture.yaml").stdout
+
+
 def test_reshard_of_a_mixture_says_to_do_it_one_by_one(mixture, tmp_path):
     done = run_program("reshard", mixture(WEIGHTED), tmp_path / "out")
 

@@ -64,6 +64,7 @@ def test_show_writes_an_episode_in_the_form_that_the_name_says(tiny_dataset, tmp
         (("--out", "a.rrd"), "a recording for Rerun wants --rerun"),
         (("--rerun", "--out", "a.png"), "give a file that ends in .rrd"),
         (("--episode", 5), "there is no episode 5; the dataset has 5 episodes, numbered 0 to 4"),
+        (("--episode", -1), "the episode must be at least 0, got -1"),
         (("--episode", -3), "the episode must be at least 0, got -3"),
         (("--member", "arm"), "--member 'arm' is of a mixture, and"),
         (("--out", "none/card.png"), "there is no folder 'none'"),
@@ -87,6 +88,18 @@ def test_show_of_a_mixture_is_its_card_or_an_episode_of_a_member(tmp_path):
     assert "<td>so101</td>" in (tmp_path / "card.html").read_text()
     assert "say which with --member, one of 'aloha', 'cr5', 'so101', 'umi'" in unnamed.stderr
     assert "has no member 'so100'; did you mean 'so101'?" in unknown.stderr
+
+
+def test_show_of_a_member_with_a_slash_in_its_name_makes_a_page(tiny_dataset, tmp_path):
+    mixture = tmp_path / "robots.yaml"
+    mixture.write_text(f"datasets: [{{root: '{tiny_dataset}', name: lab/arm}}]\n")
+
+    done = run(mixture, "--member", "lab/arm")
+
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.removeprefix("wrote ").partition(": ")[0])
+    assert path.name == "robots-lab-arm.html"
+    assert path.read_text().startswith("<!doctype html>")
 
 
 def test_show_saves_a_recording_for_rerun_with_every_frame_and_number(tiny_dataset, tmp_path):

@@ -65,8 +65,8 @@ class BenchSpec:
         for name in ("batch_size", "action_frames", "observation_frames", "live_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.seconds > 0:
-            raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
+        if not 0 < self.seconds < math.inf:
+            raise ConfigError(f"seconds must be more than 0, and not endless, got {self.seconds}")
         if not 0 <= self.gpu_samples_per_s < math.inf:
             raise ConfigError(f"gpu_samples_per_s must be a number from 0 on, got {self.gpu_samples_per_s}")
 

@@ -1,6 +1,5 @@
 """The results of a bench: which setting is best, how two benches compare, and both as tables and as a picture."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from raypipe.bench.loaders import Setting
 from raypipe.errors import ConfigError
 from raypipe.plan import DEFAULT_LIVE_BYTES
 from raypipe.storage import check_writable, save_figure
-from raypipe.text import counted, field_names, new_figure
+from raypipe.text import counted, field_names, new_figure, parse_json
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -126,17 +125,17 @@ def with_cores(row: Mapping[str, Any], samples_per_s: float) -> dict[str, Any]:
 def read_report(path: str | Path) -> BenchReport:
     """Return the report that ``raypipe bench --json-file`` wrote."""
     try:
-        content = json.loads(Path(path).read_text())
+        content = parse_json(Path(path).read_text())
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ConfigError(
             f"there is no file {str(path)!r}; write one with `raypipe bench ROOT --json-file FILE`"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is no JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("raypipe_bench") != FORMAT:
+    names = field_names(BenchReport)
+    if not isinstance(content, dict) or content.get("raypipe_bench") != FORMAT or not content.keys() >= set(names):
         raise ConfigError(f"{str(path)!r} was not written by `raypipe bench ROOT --json-file FILE` of this version")
-    fields = {name: content[name] for name in field_names(BenchReport)}
-    return BenchReport(**fields | {"rows": tuple(fields["rows"])})
+    return BenchReport(**{name: content[name] for name in names} | {"rows": tuple(content["rows"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +179,8 @@ def _differences(first: BenchReport, second: BenchReport) -> list[str]:
 def _short(value: Any, other: Any) -> str:
     """Return a value; if both are mappings, only the entries that differ."""
     if isinstance(value, dict) and isinstance(other, dict):
-        return ", ".join(f"{name} {value.get(name, 'none')}" for name in value if value[name] != other.get(name))
+        differing = [name for name in {**value, **other} if value.get(name) != other.get(name)]
+        return ", ".join(f"{name} {value.get(name, 'none')}" for name in differing)
     return str(value)
 
 

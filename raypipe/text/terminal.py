@@ -5,6 +5,7 @@ fix, 3 for a fault of raypipe itself; 1 is left for commands to report findings.
 elsewhere nothing is shown.
 """
 
+import io
 import json
 import os
 import re
@@ -137,8 +138,8 @@ def print_table(renderable: Any) -> None:
 
     if sys.stdout is None:
         return
-    # Names and tasks are data: brackets in them are not markup.
-    plain = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
+    # Names and tasks are data: neither brackets nor colons in them are markup.
+    plain = Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False, highlight=False)
     plain.print(Drawn())
 
 
@@ -175,6 +176,9 @@ def rows_table(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequ
 
 def run_to_an_end(command: Callable[[], Any], *, is_debug: bool) -> None:
     """Run a command; an error ends the program with a few lines, and with its traceback if `is_debug`."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Letters that the encoding of the terminal lacks become escapes, as they do on standard error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         command()
     except (RaypipeError, OSError) as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raypipe.views.account import StepQuery, check_run, locate_planned, locate_recorded, step_table, verdict_table
     from raypipe.views.batch import BatchView, view_batch
     from raypipe.views.card import DatasetCard, view_dataset
-    from raypipe.views.choose import WHOLE, ShowRequest, show, show_root
+    from raypipe.views.choose import ShowRequest, show, show_root
     from raypipe.views.episode import EpisodeView, view_episode
     from raypipe.views.info import describe, info_table, lacking_error, parse_actions, report_stats, stats_tables
     from raypipe.views.mixture import MixtureCard, describe_mixture, mixture_table, view_mixture

@@ -170,9 +170,10 @@ def view_batch(batch: Mapping[str, Any], *, num_samples: int = 8) -> BatchView:
 
 
 def _as_array(value: Any) -> NDArray[Any]:
-    """Return a tensor or a list as an array; a tensor may be on any device."""
+    """Return a value of a batch as an array; a tensor may be on any device."""
     if not hasattr(value, "detach"):
-        return np.asarray(value, dtype=object)
+        # A transform may have made arrays of tensors, and have added anything.
+        return np.asarray(value, dtype=None if hasattr(value, "dtype") else object)
     tensor = value.detach().cpu()
     # numpy has no bfloat16.
     array: NDArray[Any] = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
@@ -260,7 +261,9 @@ def _totals(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
 def _describe(key: str, value: Any) -> tuple[str, str, str]:
     if hasattr(value, "shape"):
         return key, str(value.dtype).removeprefix("torch."), str(tuple(value.shape))
-    kind = type(value[0]).__name__ if len(value) else "nothing"
+    if not isinstance(value, list | tuple):
+        return key, type(value).__name__, ""
+    kind = type(value[0]).__name__ if value else "nothing"
     return key, f"list of {kind}", f"({len(value)},)"
 
 

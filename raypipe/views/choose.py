@@ -96,17 +96,14 @@ def _view_one_episode(dataset: Dataset, episode: int, num_frames: int = 8) -> Vi
     return view_episode(dataset, episode, num_frames=num_frames)
 
 
-WHOLE = -1
-"""Instead of an episode's number: the whole dataset."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowRequest:
     """What to show, and where to write it."""
 
     root: str
     member: str = ""
-    episode: int = WHOLE
+    episode: int | None = None
+    """None: the whole dataset or mixture."""
     out: str = ""
     """The file to write; empty for a page in a new temporary folder."""
     with_rerun: bool = False
@@ -114,13 +111,13 @@ class ShowRequest:
     """Serve a page to browse the dataset on this port until Ctrl-C; None serves no page."""
 
     def __post_init__(self) -> None:
-        if self.episode < WHOLE:
+        if self.episode is not None and self.episode < 0:
             raise ConfigError(f"the episode must be at least 0, got {self.episode}")
-        if self.port is not None and (self.out or self.with_rerun or self.episode != WHOLE):
+        if self.port is not None and (self.out or self.with_rerun or self.episode is not None):
             raise ConfigError("--serve shows the whole dataset in the browser: leave out --out, --rerun and --episode")
         # Before anything is read.
-        suffix, is_episode = Path(self.out).suffix, self.episode != WHOLE
-        allowed = (".rrd",) if self.with_rerun else (".html", ".png", *((".mp4",) if is_episode else ()))
+        suffix, whole = Path(self.out).suffix, (".html", ".png")
+        allowed = (".rrd",) if self.with_rerun else whole if self.episode is None else (*whole, ".mp4")
         if self.out and suffix not in allowed:
             hints = {
                 ".mp4": "a video is of one episode, say which with --episode; ",
@@ -160,7 +157,7 @@ def _serve(dataset: Dataset, port: int, tell: Callable[[str], object]) -> None:
 
 def _save(opened: Dataset | Mixture, request: ShowRequest) -> str:
     view: View
-    if request.episode != WHOLE:
+    if request.episode is not None:
         view = view_episode(_single(opened, request), request.episode)
     else:
         view = view_mixture(opened, request.root) if isinstance(opened, Mixture) else view_dataset(opened)
@@ -192,7 +189,7 @@ def _single(opened: Dataset | Mixture, request: ShowRequest) -> Dataset:
 def _show_in_rerun(opened: Dataset | Mixture, request: ShowRequest) -> str:
     dataset = _single(opened, request)
     # Rerun shows one episode: by default the first.
-    episode = int(dataset.meta.episodes.episode_index[0]) if request.episode == WHOLE else request.episode
+    episode = int(dataset.meta.episodes.episode_index[0]) if request.episode is None else request.episode
     if request.out:
         told = save_recording(dataset, episode, request.out)
         return f"wrote {request.out}: {told}; open it: rerun {request.out}"
@@ -201,7 +198,9 @@ def _show_in_rerun(opened: Dataset | Mixture, request: ShowRequest) -> str:
 
 def _new_page(request: ShowRequest) -> Path:
     name = Path(take_login(request.root).rstrip("/")).stem or "dataset"
-    parts = [name, request.member, f"episode-{request.episode}" if request.episode != WHOLE else ""]
+    # The name of a member may be OWNER/NAME.
+    member = request.member.replace("/", "-")
+    parts = [name, member, "" if request.episode is None else f"episode-{request.episode}"]
     return Path(tempfile.mkdtemp(prefix="raypipe-")) / f"{'-'.join(filter(None, parts))}.html"
 
 

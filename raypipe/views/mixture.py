@@ -5,7 +5,7 @@ It opens the members as training does, so members that do not fit together fail 
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -298,9 +298,12 @@ def _largest(members: Sequence[MemberInfo]) -> tuple[list[MemberInfo], list[Memb
     """Return the members to show, in their order, and those to sum up; with many, show the largest shares."""
     if len(members) <= _MAX_ROWS:
         return list(members), []
-    by_share = sorted(members, key=lambda one: -one.frames_per_epoch)
-    names = {one.name for one in by_share[: _MAX_ROWS - 1]}
+    names = {one.name for one in _by_share(members)[: _MAX_ROWS - 1]}
     return [one for one in members if one.name in names], [one for one in members if one.name not in names]
+
+
+def _by_share(members: Iterable[MemberInfo]) -> tuple[MemberInfo, ...]:
+    return tuple(sorted(members, key=lambda one: -one.frames_per_epoch))
 
 
 def _sum(some: Sequence[MemberInfo], field: str) -> Any:
@@ -389,7 +392,7 @@ class MixtureCard(View):
     @property
     def members(self) -> tuple[MemberInfo, ...]:
         """The members, the largest share first."""
-        return tuple(sorted(self.info.members, key=lambda one: -one.frames_per_epoch))
+        return _by_share(self.info.members)
 
     def figure(self) -> "Figure":
         """Return the frames of members and the shares of an epoch, as one picture."""
@@ -448,13 +451,13 @@ def view_mixture(mixture: Mixture, name: str = "mixture") -> MixtureCard:
         name: the name of the mixture in the title.
     """
     info = describe_opened(mixture, name)
-    largest = sorted(range(len(info.members)), key=lambda number: -info.members[number].frames_per_epoch)
-    thumbnails = {}
-    for number in largest[:_PICTURED_MEMBERS]:
-        dataset = mixture.members[number].dataset
-        pictures, _ = read_thumbnails(dataset, info.members[number].cameras.values())
-        thumbnails[info.members[number].name] = tuple(pictures)
-    return MixtureCard(info=info, thumbnails=thumbnails)
+    opened = {member.name: member.dataset for member in mixture.members}
+    thumbnails, notes = {}, []
+    for one in _by_share(info.members)[:_PICTURED_MEMBERS]:
+        pictures, failures = read_thumbnails(opened[one.name], one.cameras.values())
+        thumbnails[one.name] = tuple(pictures)
+        notes += [(one.name, failure) for failure in failures]
+    return MixtureCard(info=replace(info, notes=(*notes, *info.notes)), thumbnails=thumbnails)
 
 
 def _draw_shares(axes: Any, members: tuple[MemberInfo, ...], total: int) -> None:

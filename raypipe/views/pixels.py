@@ -1,6 +1,7 @@
 """Pixels for views: frames of an episode at a small size, from the decoders of training, and as a small video."""
 
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,9 @@ class FrameReader:
         self._meta = dataset.meta
         self._height = height
         self._decoders: dict[str, Any] = {}
+        self._rows: dict[str, RowReader] = {}
+        """By camera with images in rows: it keeps the rows of an episode while their frames are read piece by piece."""
+        self._lock = threading.Lock()
 
     def read(self, row: int, camera: str, frames: NDArray[np.int64], scale: Scale | None = None) -> NDArray[np.uint8]:
         """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)``.
@@ -73,7 +77,9 @@ class FrameReader:
     def _decode(self, row: int, camera: str, frames: NDArray[np.int64]) -> NDArray[Any]:
         decoder, feature = self._decoder(camera), self._meta.features[camera]
         if feature.kind == "image":
-            table = RowReader(self._meta, [camera]).read_episode(row)
+            # A RowReader is for one thread at a time.
+            with self._lock:
+                table = self._rows.setdefault(camera, RowReader(self._meta, [camera])).read_episode(row)
             stored = table.column(camera).take(frames).to_pylist()
             pixels = decoder.decode_images(row, camera, stored, frames)
         else:

@@ -20,6 +20,7 @@ from PIL import Image
 from torchcodec.decoders import VideoDecoder
 
 import raypipe as rp
+from raypipe.format import tables
 from raypipe.testing import CameraSpec, Stamp, SynthSpec, read_stamp, write_dataset
 from raypipe.validate import run as run_module
 from raypipe.views import describe, view_batch, view_dataset, view_episode, view_pipeline, view_world
@@ -154,6 +155,21 @@ def test_clip_is_encoded_again_until_it_is_small_enough(sized_dataset, monkeypat
     smaller = view_episode(sized_dataset, 0).clip
 
     assert len(smaller.mp4) < len(whole.mp4)
+
+
+def test_clip_of_images_reads_the_rows_of_each_camera_once(sized_dataset, monkeypatch):
+    monkeypatch.setattr(pixels_module, "_FRAMES_AT_ONCE", 5)
+    columns, read = [], tables.BoundedParquet.read_row_groups
+
+    def counted(self, groups, **options):
+        columns.append(options["columns"])
+        return read(self, groups, **options)
+
+    monkeypatch.setattr(tables.BoundedParquet, "read_row_groups", counted)
+
+    pixels_module.encode_clip(sized_dataset, 2)
+
+    assert sorted(one[0] for one in columns) == ["observation.images.depth", WRIST]
 
 
 def test_missing_episode_is_an_error_that_names_those_there_are(sized_dataset):
@@ -512,6 +528,43 @@ def test_batch_of_floats_is_shown_as_the_pixels_that_it_stands_for(sized_dataset
         (picture, _) = view_batch(one).samples[0].pictures[0]
 
         assert read_stamp(picture.pixels).frame == int(batch["frame_index"][0])
+
+
+def test_batch_of_arrays_is_shown_as_that_of_tensors(sized_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=1, decode={"where": "rank"})
+    batch = next(iter(local_loader(pipe)))
+    arrays = {key: value.numpy() if hasattr(value, "numpy") else value for key, value in batch.items()}
+
+    assert view_batch(arrays).parts() == view_batch(batch).parts()
+
+
+def test_batch_with_anything_that_a_transform_has_added_is_shown(sized_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=1, decode={"where": "rank"})
+    batch = next(iter(local_loader(pipe)))
+    added = {
+        "number": 3,
+        "nothing": None,
+        "text": "left",
+        "nested": {"a": torch.zeros(2)},
+        "scalar": np.float32(2),
+        "pair": (1, 2),
+        "empty": [],
+    }
+
+    view = view_batch({**batch, **added})
+
+    told = {key: (kind, shape) for key, kind, shape in view.keys}
+    assert [told[key] for key in added] == [
+        ("int", ""),
+        ("NoneType", ""),
+        ("str", ""),
+        ("dict", ""),
+        ("float32", "()"),
+        ("list of int", "(2,)"),
+        ("list of nothing", "(0,)"),
+    ]
+    assert view.parts()
+    assert view.figure().axes
 
 
 def test_something_else_is_no_batch():

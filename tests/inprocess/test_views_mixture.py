@@ -6,7 +6,7 @@ from batches import local_loader
 from mixture_cases import MAIN, NAMES, UNLIKE, WRIST, needs_real_data, write_real_file, write_unlike
 
 import raypipe as rp
-from raypipe.testing import read_stamp
+from raypipe.testing import SynthSpec, read_stamp, write_dataset
 from raypipe.views import view_batch, view_mixture
 
 
@@ -38,6 +38,19 @@ def test_card_of_a_mixture_shows_the_frames_that_it_names(unlike):
             stamp = read_stamp(picture.pixels)
             assert (stamp.episode, stamp.frame) == (0, frame)
             assert picture.caption.endswith(f"episode 0, frame {frame}")
+
+
+def test_card_of_a_mixture_tells_which_frames_cannot_be_decoded(tmp_path):
+    spec = SynthSpec(lengths=(5, 5))
+    roots = [write_dataset(tmp_path / name, spec) for name in ("sound", "broken")]
+    for path in (roots[1] / "videos").rglob("*wrist*/**/*.mp4"):
+        path.write_bytes(path.read_bytes()[:100])
+
+    card = view_mixture(rp.Mixture(list(map(str, roots)), progress=False))
+
+    assert [len(card.thumbnails[name]) for name in ("sound", "broken")] == [2, 1]
+    assert [name for name, _ in card.info.notes] == ["broken"]
+    assert "<div class='note'>broken: damaged video" in card._repr_html_()
 
 
 def test_bars_of_a_mixture_are_the_shares(unlike):

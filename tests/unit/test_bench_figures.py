@@ -222,7 +222,14 @@ def test_report_is_read_back_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "is no JSON"), ("[]", "was not written by"), ('{"raypipe_bench": 0}', "was not")]
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("[]", "was not written by"),
+        ('{"raypipe_bench": 0}', "was not written by"),
+        ('{"raypipe_bench": 2, "rows": []}', "was not written by"),
+    ],
 )
 def test_other_files_are_no_reports(tmp_path, content, message):
     (tmp_path / "a.json").write_text(content)
@@ -247,11 +254,21 @@ def test_comparison_has_ratios_of_what_both_measured_and_names_the_rest():
     assert compared.differences == ("versions: ray 2 against ray 3",)
 
 
+def test_comparison_names_a_package_that_only_one_machine_has():
+    first = make_report(machine={"versions": {"ray": "2"}})
+    second = make_report(machine={"versions": {"ray": "2", "lerobot": "3"}})
+
+    assert compare(first, second).differences == ("versions: lerobot none against lerobot 3",)
+    assert compare(second, first).differences == ("versions: lerobot 3 against lerobot none",)
+
+
 def test_spec_refuses_what_cannot_be_measured():
     with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
         BenchSpec(root="x", batch_size=0)
     with pytest.raises(ConfigError, match="seconds must be more than 0"):
         BenchSpec(root="x", seconds=0)
+    with pytest.raises(ConfigError, match="and not endless, got inf"):
+        BenchSpec(root="x", seconds=float("inf"))
     with pytest.raises(ConfigError, match="gpu_samples_per_s must be a number from 0 on, got nan"):
         BenchSpec(root="x", gpu_samples_per_s=float("nan"))
 
