@@ -12,8 +12,9 @@ import numpy as np
 from plan_cases import plan_resumed, plan_start
 
 from raypipe.account import Account, FrameAxis, Handed, Header, Ledger, Skip, lay_out, merge_parts
+from raypipe.account.checkpoint import RUN_FOLDER, account_name
 from raypipe.account.file import write_account
-from raypipe.account.folder import CHECKPOINT_FOLDER, RUN_FOLDER, account_name
+from raypipe.account.folder import CHECKPOINT_FOLDER
 from raypipe.account.parts import HEAD, seal_account
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState, WorldPlan, state_after, state_of
 

@@ -890,7 +890,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the head of the checkpoint is not compared",
-        "account/parts.py",
+        "account/checkpoint.py",
         "if not saved or told == head:",
         "if told:",
         (f"{DOCTORED}::test_an_account_that_was_sealed_anew_is_not_that_of_the_checkpoint",),
@@ -898,7 +898,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the file before the last one is not kept",
-        "account/file.py",
+        "account/checkpoint.py",
         "copied.replace(before / path.name)",
         "copied.unlink()",
         (f"{ACCOUNT}::test_a_torn_checkpoint_does_not_make_the_account_inexact",),
@@ -906,7 +906,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a newest file that was removed counts as never written",
-        "account/parts.py",
+        "account/checkpoint.py",
         "left = [other for other in mine if other in self.newest] or mine",
         "left = mine",
         (f"{ACCOUNT}::test_a_newest_file_that_is_gone_is_lost_and_not_torn_though_an_older_one_stands_beside_it",),
@@ -930,7 +930,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a state without a head is taken",
-        "account/parts.py",
+        "account/checkpoint.py",
         "if not saved or told == head:",
         "if not told or told == head:",
         (f"{DOCTORED}::test_files_that_were_damaged_or_exchanged_are_found",),
@@ -938,7 +938,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a file of another rank is taken for that of its name",
-        "account/parts.py",
+        "account/checkpoint.py",
         "- {mine} if mine else set()",
         "- {mine} if mine < 0 else set()",
         (f"{DOCTORED}::test_files_that_were_damaged_or_exchanged_are_found",),
@@ -946,7 +946,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a file of another run counts as torn",
-        "account/parts.py",
+        "account/checkpoint.py",
         '("seed",) if "mixture" in theirs.state else ("seed", "fingerprint")',
         "()",
         (f"{DOCTORED}::test_files_that_were_damaged_or_exchanged_are_found",),
@@ -954,7 +954,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a file of a later state counts as torn",
-        "account/parts.py",
+        "account/checkpoint.py",
         "if here > there:",
         "if here > there and not here:",
         (f"{DOCTORED}::test_files_that_were_damaged_or_exchanged_are_found",),
@@ -962,7 +962,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a file with all steps and an earlier state counts as torn",
-        "account/parts.py",
+        "account/checkpoint.py",
         "if here < there and lasts[0] & lasts[1]:",
         "if here == there and lasts[0] & lasts[1]:",
         (f"{DOCTORED}::test_a_forged_account_is_found_although_its_chain_is_new",),
@@ -1010,7 +1010,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "two torn writes lose what leads to the state",
-        "account/file.py",
+        "account/checkpoint.py",
         "if path.exists() and not _is_needed(before / path.name, state):",
         "if path.exists():",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),
@@ -1018,7 +1018,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "files of another number of ranks that lead to the state are removed",
-        "account/file.py",
+        "account/checkpoint.py",
         "if not old.name.endswith(ending) and not _is_needed(old, state):",
         "if not old.name.endswith(ending):",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),
@@ -1026,7 +1026,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a newer file of another number of ranks is put over what leads to the state",
-        "account/file.py",
+        "account/checkpoint.py",
         "        if _is_needed(before / old.name, state):\n",
         "        if not state:\n",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),
@@ -1034,7 +1034,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a torn checkpoint whose files were put aside is lost",
-        "account/parts.py",
+        "account/checkpoint.py",
         "left = [other for other in mine if other in self.newest] or mine",
         "left = [other for other in mine if other in self.newest]",
         (f"{ACCOUNT}::test_a_torn_checkpoint_of_another_world_stays_told_when_rank_0_of_the_next_one_dies",),

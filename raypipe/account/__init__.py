@@ -5,8 +5,9 @@ The modules, from the bottom up (each may use those above it)::
     frames.py   numbers every frame of all datasets; sets of such numbers that count repeats   FrameAxis, Runs
     parts.py    what ranks handed over from a start to a saved state, with a chain of digests  Part, Account
     ledger.py   what a rank records, batch by batch                                            Ledger, Page
-    file.py     an account as a parquet file, and the files of a checkpoint                    write_account
-    folder.py   the accounts of a checkpoint or of a run's folder                              AccountKeeper, RunAccount
+    file.py     an account as a parquet file                                                   write_account
+    checkpoint.py  the files of a checkpoint, and which of them lead to its state              CheckpointFiles
+    folder.py   the accounts of a run's folder and of its checkpoints                          AccountKeeper, RunAccount
     replay.py   what a part must have by the plan, and which parts count                       Replay, Chain
     verdict.py  the check: is every frame exactly one of these, once?                          check_account
                 emitted, skipped, left over, to come
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.account.file import read_rank_accounts, write_rank_account
+    from raypipe.account.checkpoint import read_rank_accounts, write_rank_account
     from raypipe.account.folder import AccountKeeper, RunAccount, read_run_account
     from raypipe.account.frames import (
         DATASET_BITS,

@@ -1,4 +1,4 @@
-"""An account as one parquet file (a row per run, all else as JSON in the schema's metadata), and those of checkpoints.
+"""An account as one parquet file: a row per run, all else as JSON in the schema's metadata.
 
 ::
 
@@ -10,12 +10,9 @@
 Ten thousand runs take about 50 kB. A reader sees the old file or the new one, never a partial one.
 """
 
-import hashlib
 import json
 import os
-import shutil
 import uuid
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,15 +24,11 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from raypipe.account.frames import Runs, empty_runs, make_runs
-from raypipe.account.parts import Account, CheckpointFiles, Header, Part, RankRecord, Skip, state_of_saved
-from raypipe.errors import DatasetError, RaypipeError, as_damage, is_data_fault
+from raypipe.account.parts import Account, Header, Part, RankRecord, Skip
+from raypipe.errors import DatasetError, RaypipeError, as_damage
 from raypipe.format import BoundedParquet
 from raypipe.plan import Leg, OrderSpec
-from raypipe.storage import retry_transient
 from raypipe.text import counted, parse_json
-
-ACCOUNTS: Final = "account"
-"""The folder for accounts inside raypipe's folder of a checkpoint."""
 
 ACCOUNT_VERSION: Final = 1
 _KEY: Final = b"raypipe.account"
@@ -55,12 +48,6 @@ _SCHEMA: Final = pa.schema(
         "times": pa.int64(),
     }
 )
-
-BEFORE_FOLDER: Final = "before"
-"""The folder beside the accounts of a checkpoint for those that they replaced."""
-
-RUN_FOLDER: Final = "raypipe-account"
-"""The folder in a run's folder with a subfolder per loader name, each with one per attempt."""
 
 
 def write_account(path: str | os.PathLike[str], account: Account, filesystem: Any = None) -> None:
@@ -100,6 +87,11 @@ def read_account(path: str | os.PathLike[str], filesystem: Any = None) -> Accoun
     return load_account(content, place)
 
 
+def read_state(path: Path) -> Any:
+    """Return the state in the header of an account file, without reading the rest."""
+    return parse_json((pq.read_schema(path).metadata or {})[_KEY])["header"]["state"]
+
+
 def dump_account(account: Account) -> bytes:
     """Return an account as the content of its file."""
     listed = _list_runs(account.parts)
@@ -136,17 +128,6 @@ def load_account(content: bytes, place: str) -> Account:
         raise
     except (RaypipeError, AssertionError) as error:
         raise describe(error) from error
-
-
-def account_name(rank: int, world_size: int) -> str:
-    """Return the file name of the account of one rank."""
-    return f"rank-{rank:05d}-of-{world_size:05d}.parquet"
-
-
-def saved_folder(name: str, state: Mapping[str, Any]) -> str:
-    """Return the folder in a run's for accounts that lead to a state, of ranks that put nothing into a checkpoint."""
-    key = hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
-    return f"{RUN_FOLDER}/{name}/saved/{key}"
 
 
 def _parse_account(content: bytes, place: str) -> Account:
@@ -307,108 +288,3 @@ def _as_tuples(selection: Mapping[str, Any]) -> dict[str, Any]:
         return tuple(map(change, value)) if isinstance(value, list) else value
 
     return {name: change(value) for name, value in selection.items()}
-
-
-def write_rank_account(folder: Path, account: Account, rank: int, world_size: int) -> None:
-    """Write the account of one rank into raypipe's folder of a checkpoint.
-
-    The previous account stays beside it, in `BEFORE_FOLDER`: until rank 0 writes the new state, the state in the folder
-    belongs to that one. The rank copies it and does not move it: a rank that dies here must leave a newest file.
-    Rank 0 moves files of another number of ranks there, and removes them when the state has moved on.
-    """
-    accounts = folder / ACCOUNTS / account.header.name
-    path, before = accounts / account_name(rank, world_size), accounts / BEFORE_FOLDER
-    state = state_of_saved(_read_saved(pyarrow.fs.LocalFileSystem(), str(folder / f"{account.header.name}.json")))
-    if rank == 0:
-        _put_aside(accounts, before, path.name.partition("-of-")[2], state)
-    if path.exists() and not _is_needed(before / path.name, state):
-        before.mkdir(exist_ok=True)
-        copied = before / f"{path.name}.new"
-        shutil.copyfile(path, copied)
-        copied.replace(before / path.name)
-    write_account(path, account)
-
-
-def _put_aside(accounts: Path, before: Path, ending: str, state: Mapping[str, Any]) -> None:
-    """Move the files of another number of ranks aside, and remove those moved earlier unless they lead to `state`."""
-    for old in before.glob("rank-*.parquet"):
-        if not old.name.endswith(ending) and not _is_needed(old, state):
-            old.unlink(missing_ok=True)
-    for old in accounts.glob("rank-*.parquet"):
-        if old.name.endswith(ending):
-            continue
-        if _is_needed(before / old.name, state):
-            old.unlink(missing_ok=True)
-        else:
-            before.mkdir(exist_ok=True)
-            old.replace(before / old.name)
-
-
-def _is_needed(path: Path, state: Mapping[str, Any]) -> bool:
-    """Return whether a file leads to the state in the folder, which rank 0 has not overwritten yet."""
-    if not state:
-        return False
-    try:
-        told = parse_json((pq.read_schema(path).metadata or {})[_KEY])
-        return bool(told["header"]["state"] == state)
-    except Exception as error:
-        if not is_data_fault(error):
-            raise
-        return False
-
-
-def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str) -> tuple[Part, ...]:
-    """Return what all ranks had handed over when they wrote a checkpoint; empty if they wrote no account.
-
-    Also reads the accounts beside the checkpoint, of ranks that put nothing into it. If an account is damaged, this
-    warns and returns nothing, and the run continues without it.
-
-    Args:
-        filesystem: file system of the checkpoint.
-        folder: raypipe's folder in the checkpoint.
-        name: the loader's name.
-    """
-    try:
-        saved = retry_transient(lambda: _read_saved(filesystem, f"{folder}/{name}.json"))
-        files = retry_transient(lambda: _read_files(filesystem, folder, name, saved))
-        if not files.names and not state_of_saved(saved):
-            return ()
-        found = files.gather(saved)
-    except (RaypipeError, OSError) as error:
-        warnings.warn(f"the account of this run begins anew: {error}", stacklevel=2)
-        return ()
-    if found.problem:
-        warnings.warn(f"the account of this run begins anew: {found.problem}", stacklevel=2)
-        return ()
-    if state_of_saved(saved) and found.account.missing_ranks:
-        ranks = ", ".join(map(str, found.account.missing_ranks))
-        warnings.warn(f"the account of this run lacks what rank {ranks} did: the file is lost", stacklevel=2)
-    return found.account.parts
-
-
-def _read_saved(filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any]:
-    """Return a state with the head of its account; empty if the file is missing or damaged, which others report."""
-    try:
-        with filesystem.open_input_file(path) as file:
-            saved = parse_json(file.read())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return saved if isinstance(saved, dict) else {}
-
-
-def _read_files(filesystem: pyarrow.fs.FileSystem, folder: str, name: str, saved: dict[str, Any]) -> CheckpointFiles:
-    here, run = f"{folder}/{ACCOUNTS}/{name}", folder.rsplit("/", 2)[0]
-    newest, before = (_read_folder(filesystem, place) for place in (here, f"{here}/{BEFORE_FOLDER}"))
-    told = state_of_saved(saved)
-    states = [told] if told else [account.header.state for account in (newest or before).values()]
-    beside = sorted({f"{run}/{saved_folder(name, state)}" for state in states})
-    found = [_read_folder(filesystem, place) for place in beside]
-    return CheckpointFiles(newest, before, {file: one for accounts in found for file, one in accounts.items()})
-
-
-def _read_folder(filesystem: pyarrow.fs.FileSystem, folder: str) -> dict[str, Account]:
-    selector = pyarrow.fs.FileSelector(folder, allow_not_found=True)
-    infos = sorted(filesystem.get_file_info(selector), key=lambda info: str(info.path))
-    return {
-        str(info.base_name): read_account(info.path, filesystem) for info in infos if info.path.endswith(".parquet")
-    }

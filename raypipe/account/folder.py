@@ -29,22 +29,32 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.fs
 
-from raypipe.account.file import BEFORE_FOLDER, RUN_FOLDER, account_name, load_account, saved_folder, write_account
-from raypipe.account.parts import Account, CheckpointFiles, Gathered, Part, merge_accounts, state_of_saved
+from raypipe.account.checkpoint import (
+    ACCOUNTS,
+    BEFORE_FOLDER,
+    FILE_PATTERN,
+    RUN_FOLDER,
+    CheckpointFiles,
+    Gathered,
+    account_name,
+    saved_folder,
+    state_of_saved,
+)
+from raypipe.account.file import load_account, write_account
+from raypipe.account.parts import Account, Part, merge_accounts
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, noting, suggest
 from raypipe.storage import Storage, check_root, login_of, open_filesystem_of, open_storage, retry_transient, take_login
 from raypipe.text import parse_json
 
-CHECKPOINT_FOLDER: Final = "raypipe/account"
+CHECKPOINT_FOLDER: Final = f"raypipe/{ACCOUNTS}"
 """The folder in a checkpoint with a subfolder per loader name."""
 
 DEFAULT_NAME: Final = "train"
 
-_FILE: Final = r"rank-(?P<rank>\d+)-of-(?P<world>\d+)\.parquet$"
 _IN_CHECKPOINT: Final = re.compile(
-    rf"^(?:(?P<place>.*)/)?{CHECKPOINT_FOLDER}/(?P<name>[^/]+)/(?:{BEFORE_FOLDER}/)?{_FILE}"
+    rf"^(?:(?P<place>.*)/)?{CHECKPOINT_FOLDER}/(?P<name>[^/]+)/(?:{BEFORE_FOLDER}/)?{FILE_PATTERN}"
 )
-_IN_RUN: Final = re.compile(rf"^(?:(?P<place>.*)/)?{RUN_FOLDER}/(?P<name>[^/]+)/(?P<attempt>[^/]+)/{_FILE}")
+_IN_RUN: Final = re.compile(rf"^(?:(?P<place>.*)/)?{RUN_FOLDER}/(?P<name>[^/]+)/(?P<attempt>[^/]+)/{FILE_PATTERN}")
 
 _SAVED_KEPT: Final = 4
 """Accounts to keep beside checkpoints, and as many of other states: more than Ray Train has under way at once."""
@@ -329,13 +339,13 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     Raises:
         DatasetError: the state and the account files of the checkpoint do not belong together.
     """
-    folder = files.folder.removesuffix(f"/{files.name}").removesuffix("account")
+    folder = files.folder.removesuffix(f"/{files.name}").removesuffix(ACCOUNTS)
     path = f"{folder}{files.name}.json"
     saved = _read_saved(storage, path) if path in storage.list_files() else {}
     state = state_of_saved(saved) or _read_file(storage, files.files[0]).header.state
     newest = [path for path in files.files if path.rpartition("/")[0] == files.folder]
     before = [path for path in files.files if path not in newest]
-    saved_at = re.compile(f"^(?:.*/)?{re.escape(saved_folder(files.name, state))}/{_FILE}")
+    saved_at = re.compile(f"^(?:.*/)?{re.escape(saved_folder(files.name, state))}/{FILE_PATTERN}")
     beside = [path for path in storage.list_files() if saved_at.match(path)]
     found = CheckpointFiles(
         *({path.rpartition("/")[2]: _read_file(storage, path) for path in paths} for paths in (newest, before, beside))

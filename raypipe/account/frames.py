@@ -92,7 +92,7 @@ class Runs:
 
     def once(self) -> "Runs":
         """Return every value once."""
-        return _combine(self, empty_runs(), lambda x, _: np.minimum(x, 1))
+        return count_ranges(self.start, self.stop)
 
 
 def empty_runs() -> Runs:

@@ -50,36 +50,26 @@ class Handed:
         return sum(skip.frames.num_values for skip in self.skipped)
 
 
-class FrameDigest:
-    """A digest of the frames of batches: of their order, and of where each batch ends.
+def begin_digest() -> hashlib.blake2b:
+    """Return the digest of no batches; it depends on the order of their frames, and on where each batch ends.
 
     It leaves repeats out. The batch does not say which of them stand in for bad data, and a check against the plan
     could not tell those from repeats of the tail. The check still covers repeats as a multiset.
     """
+    return hashlib.blake2b(digest_size=16)
 
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
 
-    def copy(self) -> "FrameDigest":
-        """Return an independent copy that continues from here."""
-        copied = FrameDigest()
-        copied._hash = self._hash.copy()
-        return copied
+def add_batch(digest: hashlib.blake2b, content: bytes) -> None:
+    """Add one batch to a digest: its frames without repeats, as little-endian 64-bit integers."""
+    digest.update(len(content).to_bytes(8, "little") + content)
 
-    def add(self, content: bytes) -> None:
-        """Add one batch: its frames without repeats, as little-endian 64-bit integers."""
-        self._hash.update(len(content).to_bytes(8, "little") + content)
 
-    def add_equal(self, numbers: Ints) -> None:
-        """Add many batches of equal size, ``(S, B)``; same result as adding them one by one."""
-        table = np.empty((numbers.shape[0], numbers.shape[1] + 1), dtype=_LITTLE)
-        table[:, 0] = numbers.shape[1] * _LITTLE.itemsize
-        table[:, 1:] = numbers
-        self._hash.update(table.reshape(-1).data)
-
-    def hexdigest(self) -> str:
-        """Return the digest so far."""
-        return self._hash.hexdigest()
+def add_equal_batches(digest: hashlib.blake2b, numbers: Ints) -> None:
+    """Add many batches of equal size, ``(S, B)``; same result as adding them one by one."""
+    table = np.empty((numbers.shape[0], numbers.shape[1] + 1), dtype=_LITTLE)
+    table[:, 0] = numbers.shape[1] * _LITTLE.itemsize
+    table[:, 1:] = numbers
+    digest.update(table.reshape(-1).data)
 
 
 class Ledger:
@@ -195,7 +185,7 @@ class Page:
         served = np.flatnonzero(sums.lanes)
         record = RankRecord(
             rank=self._rank,
-            num_frames=sums.num_frames,
+            num_frames=sums.emitted.num_values,
             lanes=tuple(zip(served.tolist(), sums.lanes[served].tolist(), strict=True)),
             digest=sums.digest.hexdigest(),
         )
@@ -232,9 +222,8 @@ class _Sums:
     """The sums of several batches."""
 
     lanes: Ints
-    digest: FrameDigest = field(default_factory=FrameDigest)
+    digest: hashlib.blake2b = field(default_factory=begin_digest)
     num_steps: int = 0
-    num_frames: int = 0
     emitted: Runs = field(default_factory=empty_runs)
     repeated: Runs = field(default_factory=empty_runs)
     skipped: tuple[Skip, ...] = ()
@@ -245,13 +234,12 @@ class _Sums:
             return self
         digest = self.digest.copy()
         for entry in entries:
-            digest.add(entry.emitted)
+            add_batch(digest, entry.emitted)
         lanes = np.concatenate([entry.lanes for entry in entries])
         return _Sums(
             digest=digest,
             lanes=self.lanes + np.bincount(lanes, minlength=len(self.lanes)),
             num_steps=self.num_steps + len(entries),
-            num_frames=self.num_frames + sum(len(entry.emitted) for entry in entries) // _LITTLE.itemsize,
             emitted=_add_values(self.emitted, [entry.emitted for entry in entries]),
             repeated=_add_values(self.repeated, [entry.repeated for entry in entries]),
             skipped=merge_skips([*self.skipped, *(skip for entry in entries for skip in entry.skipped)]),

@@ -14,6 +14,7 @@ where the one before it ends.
     counts       |---- a ----|-- b-|---- c ----|      and the rest of b is rolled back
 """
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.account.frames import FrameAxis, Runs, add_runs, count_ranges, count_values, subtract_runs
-from raypipe.account.ledger import FrameDigest
+from raypipe.account.ledger import add_batch, add_equal_batches, begin_digest
 from raypipe.account.parts import Part, RankRecord
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.plan import (
@@ -111,7 +112,7 @@ class Replay:
 
         The tail may try to repeat a frame that any part of the epoch skipped.
         """
-        world, digest = self.world(part), FrameDigest()
+        world, digest = self.world(part), begin_digest()
         plan = world.rank(rank)
         queue = plan.queue
         base = self.axis.starts_of(queue.dataset, queue.episode, queue.lap - world.first_laps[queue.dataset])
@@ -182,12 +183,12 @@ def _is_in(runs: Runs, numbers: Ints) -> NDArray[np.bool_]:
     return runs.times_of(numbers) > 0 if len(runs) else np.zeros(numbers.shape, dtype=np.bool_)
 
 
-def _add_batches(digest: FrameDigest, numbers: Ints, is_out: NDArray[np.bool_]) -> None:
+def _add_batches(digest: hashlib.blake2b, numbers: Ints, is_out: NDArray[np.bool_]) -> None:
     if not is_out.any():
-        digest.add_equal(numbers)
+        add_equal_batches(digest, numbers)
         return
     for row, out in zip(numbers.astype("<i8", copy=False), is_out, strict=True):
-        digest.add(row[~out].tobytes())
+        add_batch(digest, row[~out].tobytes())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,10 @@ from raypipe.text import counted, either
 _MAX_SHOWN: Final = 20
 """Most lines of each kind in `EpochVerdict.describe`; the JSON has all."""
 
+_MOST_LOST_EPOCHS: Final = 10_000
+"""Epochs without any record, each of which gets a verdict. Who moves a run on by `set_epoch` leaves a few; a file that
+was changed may name any epoch up to 2**63."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedFrames:
@@ -154,7 +158,7 @@ def check_account(
             account lacks were rolled back. Parts of an earlier mixture are ignored.
 
     Raises:
-        ResumeError: the account is of other datasets, or its state is damaged.
+        ResumeError: the account is of other datasets, or its state or a part is damaged.
     """
     state = account.header.order_state
     if state.fingerprint != index.fingerprint:
@@ -168,8 +172,7 @@ def check_account(
     parts, dropped = drop_later_epochs(account.parts, state)
     for part in dropped:
         rolled_back[part.epoch] = add_runs(rolled_back[part.epoch], part.emitted)
-    # Not from the epoch of the first part: a lost beginning would go unnoticed.
-    begun = range(since, max([state.epoch + bool(state.legs), *(part.epoch + 1 for part in parts)]))
+    begun = _begun_epochs(since, parts, state)
     last = max(begun, default=-1)
     # If no part of the last epoch has this selection, the account may give a wrong one: then check every epoch.
     is_borne_out = any(part.epoch == last and part.selection == replay.selection for part in parts)
@@ -187,6 +190,18 @@ def check_account(
         check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, spec=spec, is_left=is_left, gaps=gaps)
         verdicts.append(check.verdict(rolled_back[epoch]))
     return tuple(verdicts)
+
+
+def _begun_epochs(since: int, parts: Sequence[Part], state: OrderState) -> range:
+    # Not from the epoch of the first part: a lost beginning would go unnoticed.
+    stop = max([state.epoch + bool(state.legs), *(part.epoch + 1 for part in parts)])
+    num_recorded = len({part.epoch for part in parts})
+    if stop - since - num_recorded > _MOST_LOST_EPOCHS:
+        raise ResumeError(
+            f"the account leads up to epoch {stop - 1}, and has a record of {counted(num_recorded, 'epoch')}: it was "
+            f"changed, or most of it is lost. Check an earlier checkpoint."
+        )
+    return range(since, stop)
 
 
 def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs, state: OrderState) -> EpochVerdict:

@@ -405,6 +405,22 @@ def test_a_missing_leg_is_told_where_it_is_missing(place, told):
     assert any(told in gap for gap in verdict.gaps), verdict.gaps
 
 
+@pytest.mark.parametrize("epoch", [50_000, (1 << 63) - 1])
+@pytest.mark.parametrize("place", ["state", "part"])
+def test_an_account_that_claims_epochs_without_end_is_refused(place, epoch):
+    run = HandRun(make_index([6, 8, 7, 9]), OrderSpec(seed=1))
+    run.start(2, 2)
+    run.steps(2)
+    account = run.save()
+    if place == "state":
+        changed = replace(account, header=replace(account.header, state={**account.header.state, "epoch": epoch}))
+    else:
+        changed = doctor(account, lambda part: replace(part, epoch=epoch))
+
+    with pytest.raises(ResumeError, match=f"leads up to epoch {epoch}, and has a record of 1 epoch: it was changed"):
+        check(run, changed)
+
+
 def test_a_verdict_names_what_is_missing_and_doubled():
     run = HandRun(make_index([6, 8, 7, 9]), OrderSpec(seed=1, live_spans=2))
     run.start(2, 2)

@@ -213,7 +213,7 @@ def test_a_rank_that_dies_in_the_middle_of_its_write_leaves_its_newest_file(rows
     save_all(tmp_path, loaders)
     run(loaders, 2)
     write_states(tmp_path, loaders[0])
-    monkeypatch.setattr("raypipe.account.file.write_account", refuse)
+    monkeypatch.setattr("raypipe.account.checkpoint.write_account", refuse)
     with pytest.raises(OSError, match="dies here"):
         write_states(tmp_path, loaders[1])
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_in_which_rank_0_of_another_world_died_is_exact(
         write_states(tmp_path, others[0])
         (tmp_path / "raypipe/train.json").write_bytes(saved)
     else:
-        monkeypatch.setattr("raypipe.account.file.write_account", refuse)
+        monkeypatch.setattr("raypipe.account.checkpoint.write_account", refuse)
         with pytest.raises(OSError, match="dies here"):
             write_states(tmp_path, others[0])
 
@@ -419,6 +419,22 @@ def test_a_damaged_account_of_a_checkpoint_is_warned_of_and_the_run_goes_on(rows
         parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(tmp_path), "train")
 
     assert parts == ()
+
+
+@pytest.mark.parametrize(
+    "stray", ["._rank-00000-of-00001.parquet", "rank-00000-of-00001 (1).parquet", "rank-x-of-1.parquet"]
+)
+@pytest.mark.parametrize("is_account", [True, False])
+def test_files_that_no_rank_wrote_do_not_end_the_account_of_a_checkpoint(rows, tmp_path, stray, is_account):
+    (loader,) = start(make_pipe(rows), 1)
+    run([loader], 1)
+    write_rank_account(tmp_path, loader.account(), 0, 1)
+    (path,) = (tmp_path / "account/train").iterdir()
+    (path.parent / stray).write_bytes(path.read_bytes() if is_account else b"\0\5\26\7")
+
+    parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(tmp_path), "train")
+
+    assert parts == loader.account().parts
 
 
 def test_kept_account_is_there_after_the_epoch_and_after_a_break(rows, tmp_path):

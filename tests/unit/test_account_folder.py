@@ -8,8 +8,9 @@ from account_cases import HandRun
 from plan_cases import make_index
 
 from raypipe.account import Account
+from raypipe.account.checkpoint import account_name
 from raypipe.account.file import write_account
-from raypipe.account.folder import account_name, read_run_account
+from raypipe.account.folder import read_run_account
 from raypipe.account.verdict import check_account
 from raypipe.errors import ConfigError, DatasetError, RaypipeError
 from raypipe.plan import OrderSpec

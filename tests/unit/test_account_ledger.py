@@ -10,7 +10,7 @@ from plan_cases import make_index, plan_start
 
 from raypipe.account import Handed, Ledger, Skip, merge_parts
 from raypipe.account.frames import count_values
-from raypipe.account.ledger import FrameDigest
+from raypipe.account.ledger import add_batch, add_equal_batches, begin_digest
 from raypipe.errors import RaypipeError
 from raypipe.plan import OrderSpec
 
@@ -83,12 +83,12 @@ def test_a_digest_depends_on_order_and_on_the_ends_of_batches(one, other):
 
 def test_a_digest_of_many_equal_batches_is_that_of_one_after_the_other():
     numbers = np.arange(60).reshape(12, 5) * 7919
-    together, apart = FrameDigest(), FrameDigest()
+    together, apart = begin_digest(), begin_digest()
 
-    together.add_equal(numbers[:7])
-    together.add_equal(numbers[7:])
+    add_equal_batches(together, numbers[:7])
+    add_equal_batches(together, numbers[7:])
     for row in numbers:
-        apart.add(row.astype("<i8").tobytes())
+        add_batch(apart, row.astype("<i8").tobytes())
 
     assert together.hexdigest() == apart.hexdigest()
 
