@@ -92,7 +92,7 @@ class SelectionSpec:
         object.__setattr__(self, "where", _check_where(self.where))
         object.__setattr__(self, "weights", _check_weights(self.weights))
         # Callers may pass lists, ranges and arrays. The spec stores plain values that compare and go into JSON.
-        if not isinstance(self.episodes, str):
+        if not isinstance(self.episodes, str) or self.episodes != ALL_EPISODES:
             object.__setattr__(self, "episodes", _whole_numbers("episodes", self.episodes))
         object.__setattr__(self, "exclude", _whole_numbers("exclude", self.exclude))
         object.__setattr__(self, "segments", tuple(_whole_numbers("segments", one) for one in self.segments))
@@ -354,11 +354,24 @@ def passing_episodes(name: str, episode: Ints, length: Ints, selection: Selectio
 
 
 def _whole_numbers(name: str, given: Iterable[Any]) -> tuple[int, ...]:
-    numbers = tuple(map(int, given))
+    values = (given,) if isinstance(given, str) else tuple(given)
+    for value in values:
+        if not _is_whole(value):
+            raise ConfigError(f"{name} has {value!r}; give whole numbers, as [0, 1, 2] or range(3)")
+    numbers = tuple(map(int, values))
     largest = max((number.bit_length() for number in numbers), default=0)
     if largest > _MOST_BITS:
         raise ConfigError(f"{name} has a number of {largest} bits, and no dataset has so many episodes or frames")
     return numbers
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number.
+
+    A text is not, since its characters are numbers: "12" would be the episodes 1 and 2. Neither is a truth: a mask of
+    episodes would be the episodes 0 and 1.
+    """
+    return type(value) is int or (not isinstance(value, str | bool | np.bool_) and value == value // 1)
 
 
 def _check_tasks(given: Any) -> tuple[str, ...]:
