@@ -171,10 +171,14 @@ def needs_av() -> str:
 
 
 def check_device(device: str) -> None:
-    """Raise a `ConfigError` for a device that this machine does not have."""
+    """Raise a `ConfigError` for a device that torch does not know or this machine does not have."""
     import torch
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device is {device!r}, which torch does not know; give 'cpu', 'cuda' or 'cuda:1'") from error
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, and torch finds no CUDA device here; use device='cpu'")
 
 
