@@ -24,6 +24,7 @@ from raypipe.plan import (
     BatchSpec,
     WorldPlan,
     check_rank,
+    check_world_size,
     describe_frames,
     plan_epoch,
     plan_world,
@@ -161,6 +162,7 @@ class Pipeline:
 
         You may send Ray loaders to other processes. Local loaders are for threads of this process.
         """
+        check_world_size(world_size)
         chosen, spec = self.transport(transport), self._loader_spec(settings)
         return self._compose(chosen, range(world_size), world_size, spec, name)
 

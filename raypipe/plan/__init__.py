@@ -89,6 +89,7 @@ if TYPE_CHECKING:
         Leg,
         OrderSpec,
         check_whole,
+        check_world_size,
         first_leg,
         parse_order,
     )
