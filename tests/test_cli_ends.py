@@ -164,3 +164,27 @@ def test_a_home_that_cannot_be_written_ends_no_command(tiny_dataset, arguments):
     done = run_apart(arguments[0], tiny_dataset, *arguments[1:], stdout=subprocess.PIPE, env=environment)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_while_pyarrow_imports_pandas_ends_the_program(tmp_path):
+    write_dataset(tmp_path / "dataset", SynthSpec(lengths=(4,), cameras=()))
+    interrupt = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "pandas":
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{interrupt}\n{PROGRAM[-1]}", "info", tmp_path / "dataset"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stdout) == (130, "")

@@ -207,14 +207,14 @@ def _why_not_loaded(told: str) -> str:
 
 
 def check_device(device: str) -> None:
-    """Raise a `ConfigError` for a device that torch does not know, or that this machine does not have."""
+    """Raise a `ConfigError` for a device that torch does not know or this machine does not have."""
     import torch
 
     try:
-        torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device={device!r} is none that torch knows; use 'cpu' or 'cuda'") from error
-    if device.startswith("cuda") and not torch.cuda.is_available():
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device is {device!r}, which torch does not know; give 'cpu', 'cuda' or 'cuda:1'") from error
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, and torch finds no CUDA device here; use device='cpu'")
 
 

@@ -5,8 +5,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from string import Formatter
 from typing import Any, Final
 
@@ -202,6 +204,9 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     is_packed = "{episode_index" not in data_template
     videos = [name for name, feature in features.items() if feature.kind == "video"]
     video_template = _read_template(info, "video_path", VIDEO_TEMPLATES[is_packed], place) if videos else ""
+    # pyarrow imports pandas when it first converts to numpy, and swallows what is raised meanwhile: Ctrl-C too.
+    with suppress(ImportError):
+        import_module("pandas")
     episodes = read_episodes(storage, info, videos, is_packed=is_packed)
     _check_num_episodes(info, len(episodes), place)
     total_tasks = read_count(info, "total_tasks", place, default=1)

@@ -119,6 +119,8 @@ _ELSEWHERE: Final = {
     "batch_sampler": "the order is a plan; order={...} and batch_size={...} say which",
     **dict.fromkeys(("transforms", "image_transforms", "collate_fn", "augment"), _TRANSFORM),
     "epochs": "epochs are pipe.loader(num_epochs=...)",
+    "offsets": "windows in frames are rp.Pipeline(ds.windowed(offsets=...), ...)",
+    "world_size": "ranks are pipe.loaders(world_size), under torchrun rp.train.share_loader(pipe)",
     "weights": "weights are of a mixture: rp.Mixture([(root, 2.0), (other, 1.0)])",
     **{name: f"it is a part of the pipeline: rp.Pipeline(..., {name}=...)" for name in ("batch_size", "seed")},
     **{name: f"it is said on opening: rp.open_dataset(root, {name}=...)" for name in ("revision", "cameras")},

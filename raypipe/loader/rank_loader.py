@@ -20,6 +20,7 @@ import torch.utils.data
 
 from raypipe.account import Account, AccountKeeper, Header, Ledger, Page, Part, seal_account
 from raypipe.dataset import Dataset
+from raypipe.decode import check_device
 from raypipe.errors import ConfigError
 from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
 from raypipe.loader.assembly import do_nothing
@@ -104,6 +105,9 @@ class RankLoader:
 
     def _iterate(self, *, goes_on: bool) -> Generator[dict[str, Any], None, None]:
         self._check_process()
+        # Not where the loader is made: a driver without a GPU may send it to a worker that has one.
+        if self._spec.device != "cpu":
+            check_device(self._spec.device)
         iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
         num_left = self._stand.num_left if goes_on else self.steps_left
         with progress_bar(f"epoch {self.epoch}", num_left, iteration.describe, is_on=is_on) as bar:
@@ -111,11 +115,13 @@ class RankLoader:
                 run, page = self._open_run(iteration, goes_on=goes_on)
                 yield from self._hand_over(iteration, run, page, bar)
             finally:
-                # Twice, because Ctrl-C may interrupt the first call.
-                try:
-                    self._finish(iteration)
-                finally:
-                    self._finish(iteration)
+                # A fork has no threads to end, and may wait for ever for a lock that one of them held.
+                if self._process_id == os.getpid():
+                    # Twice, because Ctrl-C may interrupt the first call.
+                    try:
+                        self._finish(iteration)
+                    finally:
+                        self._finish(iteration)
 
     def _hand_over(self, iteration: _Iteration, run: EpochRun, page: Page, bar: Bar) -> Iterator[dict[str, Any]]:
         num_handed = 0
@@ -130,6 +136,8 @@ class RankLoader:
             # Python checks for Ctrl-C only at calls and jumps, so it cannot come between these two lines.
             page.num_handed = num_handed
             yield batch
+            # The loop may go on in a fork of this process, where no thread makes the next batch.
+            self._check_process()
         if num_handed < run.num_steps:
             raise ConfigError(
                 f"{iteration.ended_by} during the iteration has ended it after {num_handed} of {run.num_steps} "

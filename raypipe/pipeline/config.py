@@ -47,6 +47,8 @@ _LISTING_THREADS: Final = 32
 _DERIVED: Final = ("live_spans", "span_frames", "clip_frames")
 """The fields of an order that the budget decides unless they are given."""
 
+_NAMED: Final = ("dataset", "batch_size", "seed", "delta_timestamps", "features", "actions")
+"""The arguments of `Pipeline` that are no parts; named where another name is mistyped."""
 _BAD_DATA: Final = frozenset(one.name for one in fields(BadDataSpec))
 
 
@@ -172,9 +174,10 @@ def as_dataset(given: Any) -> Dataset | Mixture:
 
 def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_size: Any, seed: int) -> PipelineConfig:
     """Return the config of a pipeline; derive clips, live spans and span length from `live_bytes` unless given."""
-    check_names(parts, PipelineParts.__annotations__, "Pipeline has no part")
+    check_names(parts, [*_NAMED, *PipelineParts.__annotations__], "Pipeline has no part")
+    # A mapping has the fields of the spec; anything else is a size, which the spec checks.
     is_spec = isinstance(batch_size, BatchSpec | Mapping)
-    batch = make_spec(BatchSpec, batch_size, "batch_size") if is_spec else BatchSpec(size=batch_size)
+    batch = make_spec(BatchSpec, batch_size if is_spec else {"size": batch_size}, "batch_size")
     selection = _selection(dataset, parts)
     decode = _decode_spec(dataset, parts.get("decode", {}))
     if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -95,10 +96,8 @@ class SelectionSpec:
         object.__setattr__(self, "where", _check_where(self.where))
         object.__setattr__(self, "weights", _check_weights(self.weights))
         # Callers may pass lists, ranges and arrays. The spec stores plain values that compare and go into JSON.
-        if not isinstance(self.episodes, str):
+        if not isinstance(self.episodes, str) or self.episodes != ALL_EPISODES:
             object.__setattr__(self, "episodes", _whole_numbers("episodes", self.episodes))
-        elif self.episodes != ALL_EPISODES:
-            raise ConfigError(f"episodes={self.episodes!r}; give a list of numbers, or {ALL_EPISODES!r}")
         object.__setattr__(self, "exclude", _whole_numbers("exclude", self.exclude))
         object.__setattr__(self, "segments", _check_segments(self.segments))
 
@@ -368,15 +367,15 @@ def passing_episodes(name: str, episode: Ints, length: Ints, selection: Selectio
     return passing
 
 
-def _whole_numbers(name: str, given: Iterable[Any]) -> tuple[int, ...]:
-    given = tuple(given)
-    try:
-        numbers = tuple(map(int, given))
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{name} has something else than whole numbers: {error}") from error
-    for one, number in zip(given, numbers, strict=True):
-        if one != number and not isinstance(one, str):
-            raise ConfigError(f"{name} has {one!r}, and episodes and frames have whole numbers")
+def _whole_numbers(name: str, given: Any) -> tuple[int, ...]:
+    usage = "give whole numbers, as [0, 1, 2] or range(3)"
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigError(f"{name} is {given!r}; {usage}")
+    values = tuple(given)
+    for value in values:
+        if not _is_whole(value):
+            raise ConfigError(f"{name} has {value!r}; {usage}")
+    numbers = tuple(map(int, values))
     largest = max((number.bit_length() for number in numbers), default=0)
     if largest > _MOST_BITS:
         raise ConfigError(f"{name} has a number of {largest} bits, and no dataset has so many episodes or frames")
@@ -384,11 +383,20 @@ def _whole_numbers(name: str, given: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _check_segments(given: Any) -> tuple[tuple[int, ...], ...]:
-    segments = tuple(_whole_numbers("segments", one) for one in given)
+    segments = tuple(_whole_numbers("segments", one) for one in (given if isinstance(given, Iterable) else [given]))
     for segment in segments:
         if len(segment) != 3:
             raise ConfigError(f"segments has {segment}, and a segment is (episode, start, stop)")
     return segments
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number.
+
+    A text is not, since its characters are numbers: "12" would be the episodes 1 and 2. Neither is a truth: a mask of
+    episodes would be the episodes 0 and 1.
+    """
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value // 1
 
 
 def _check_tasks(given: Any) -> tuple[str, ...]:

@@ -138,7 +138,8 @@ def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
 def make_mapping(value: Any, name: str, kind: str = "OrderSpec") -> Mapping[str, Any]:
     """Return `value` if it is a dict; raise an error that says what is wanted otherwise."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a {kind} or a dict of its fields, got {value!r}")
+        article = "an" if kind[0] in "AEIOU" else "a"
+        raise ConfigError(f"{name} must be {article} {kind} or a dict of its fields, got {value!r}")
     return value
 
 

@@ -198,8 +198,12 @@ def _salvage_episodes(
         for key in ("total_episodes", "chunks_size")
         if isinstance(info.get(key), int) and not isinstance(info[key], bool) and info[key] > 0
     }
+    place = Place(file=FOLDER if is_packed else JSON_LINES)
+    if "total_episodes" not in counts and not storage.exists(place.file):
+        findings.append(make_finding("episodes-unreadable", f"there is no {place.file}", place))
+        return None
     # Without a count, a missing table would pass for a dataset without episodes.
-    with noting_damage(findings, "episodes-unreadable", Place(file=FOLDER if is_packed else JSON_LINES)):
+    with noting_damage(findings, "episodes-unreadable", place):
         return read_episodes(storage, {"total_episodes": 1, **counts}, videos, is_packed=is_packed)
     return None
 
@@ -207,7 +211,11 @@ def _salvage_episodes(
 def _salvage_tasks(storage: Storage, info: Mapping[str, Any], findings: list[Finding]) -> Tasks | None:
     total = info.get("total_tasks")
     is_parquet = storage.exists(PARQUET) or not storage.exists(JSON_LINES)
-    with noting_damage(findings, "tasks-unreadable", Place(file=PARQUET if is_parquet else TASK_LINES)):
+    place = Place(file=PARQUET if is_parquet else TASK_LINES)
+    if total is None and not storage.exists(PARQUET) and not storage.exists(TASK_LINES):
+        findings.append(make_finding("tasks-unreadable", f"there is no {place.file}", place))
+        return None
+    with noting_damage(findings, "tasks-unreadable", place):
         return read_tasks(storage, total if isinstance(total, int) and total >= 0 else 1)
     return None
 

@@ -123,6 +123,15 @@ def test_a_pipeline_pickles(dataset):
 
 
 BAD = {
+    "part like an argument": ({"delta_timestamp": {}}, "no part 'delta_timestamp'; did you mean 'delta_timestamps'"),
+    "windows in frames": ({"offsets": {}}, r"'offsets': windows in frames are rp.Pipeline\(ds.windowed\(offsets="),
+    "ranks": ({"world_size": 2}, r"'world_size': ranks are pipe.loaders\(world_size\)"),
+    "batch as text": ({"batch_size": "4"}, "batch_size must be an integer of at least 1, got '4'"),
+    "actions as text": ({"actions": "relative"}, "actions must be an ActionSpec or a dict"),
+    "episodes as text": ({"selection": {"exclude": "12"}}, "exclude is '12'; give whole numbers"),
+    "episodes as a count": ({"selection": {"episodes": 5}}, "episodes is 5; give whole numbers"),
+    "mask of episodes": ({"selection": {"episodes": [True, False]}}, "episodes has True; give whole numbers"),
+    "half an episode": ({"selection": {"episodes": [1.5]}}, "episodes has 1.5; give whole numbers"),
     "unknown part": ({"ordr": {}}, "no part 'ordr'"),
     "unknown field": ({"order": {"live_span": 3}}, "order has no field 'live_span'; did you mean 'live_spans'"),
     "wrong type": ({"decode": 3}, "decode must be a DecodeSpec or a dict"),
@@ -177,11 +186,6 @@ def test_a_batch_size_may_be_a_number_of_numpy(dataset):
 def test_a_name_of_a_loader_that_names_no_file_is_refused(dataset, name):
     with pytest.raises(ConfigError, match="also names its files in a checkpoint"):
         Pipeline(dataset, batch_size=4, seed=0).loaders(1, name=name)
-
-
-def test_a_device_that_torch_does_not_know_is_no_fault_of_the_videos(dataset):
-    with pytest.raises(ConfigError, match="device='gpu' is none that torch knows; use 'cpu' or 'cuda'"):
-        Pipeline(dataset, batch_size=4, seed=0, decode={"device": "gpu"}).loader()
 
 
 @pytest.mark.parametrize("name", ["shuffle", "num_workers", "batch_size"])

@@ -210,6 +210,44 @@ def tell_error(loader, told):
         told.put(str(error))
 
 
+@pytest.mark.timeout(60)
+def test_forked_process_that_goes_on_with_a_loop_of_its_parent_is_told_so(pipe):
+    fork = multiprocessing.get_context("fork")
+    loader, told = local_loader(pipe), fork.SimpleQueue()
+    batches = iter(loader)
+    next(batches)
+
+    child = fork.Process(target=tell_error, args=(batches, told))
+    child.start()
+    child.join(timeout=30)
+    child.kill()
+
+    assert not told.empty(), "the child waits for threads that it does not have"
+    assert f"in {child.pid}, a fork of it" in told.get()
+    assert len(list(batches)) == 14
+
+
+@pytest.mark.parametrize("device", ["gpu", "cudda:0", 3.5], ids=str)
+def test_device_that_torch_does_not_know_is_refused(pipe, device):
+    with pytest.raises(ConfigError, match=f"device is {device!r}, which torch does not know"):
+        next(iter(local_loader(pipe, device=device)))
+
+
+def test_device_that_is_not_here_is_refused_where_the_loader_is_iterated(pipe):
+    if torch.cuda.is_available():
+        pytest.skip("has a CUDA device")
+    loader = local_loader(pipe, device="cuda")
+
+    with pytest.raises(ConfigError, match="torch finds no CUDA device here"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("world_size", [0, -1, "2"], ids=repr)
+def test_loaders_of_no_ranks_are_refused(pipe, world_size):
+    with pytest.raises(ConfigError, match=f"world_size must be an integer of at least 1, got {world_size!r}"):
+        pipe.loaders(world_size)
+
+
 @pytest.mark.timeout(120)
 def test_state_that_a_thread_takes_during_set_epoch_is_of_one_plan(pipe):
     loader, taken = local_loader(pipe), []

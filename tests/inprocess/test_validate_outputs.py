@@ -173,6 +173,8 @@ def test_an_empty_folder_is_a_finding(tmp_path):
     report = validate_dataset(str(tmp_path), where="process")
 
     assert "info-unreadable" in report.tally
+    # There is no info.json that could count anything.
+    assert not [finding for finding in report.findings if "counts" in finding.message]
 
 
 def test_a_dataset_in_memory_is_checked_as_one_on_disk_is(root):

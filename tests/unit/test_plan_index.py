@@ -111,11 +111,11 @@ def test_a_number_that_no_dataset_reaches_is_refused(given):
     [
         ({"segments": [(0, 1), (1, 2), (2, 5)]}, r"segments has \(0, 1\), and a segment is \(episode, start, stop\)"),
         ({"segments": [(0, 0, 5), (2, 3)]}, r"segments has \(2, 3\)"),
-        ({"segments": ["abc"]}, "segments has something else than whole numbers"),
-        ({"episodes": [1.7]}, "episodes has 1.7, and episodes and frames have whole numbers"),
-        ({"episodes": "some"}, "episodes='some'; give a list of numbers, or 'all'"),
-        ({"exclude": ["x"]}, "exclude has something else than whole numbers"),
-        ({"exclude": [float("inf")]}, "exclude has something else than whole numbers"),
+        ({"segments": ["abc"]}, "segments is 'abc'; give whole numbers"),
+        ({"episodes": [1.7]}, "episodes has 1.7; give whole numbers"),
+        ({"episodes": "some"}, "episodes is 'some'; give whole numbers"),
+        ({"exclude": ["x"]}, "exclude has 'x'; give whole numbers"),
+        ({"exclude": [float("inf")]}, "exclude has inf; give whole numbers"),
     ],
 )
 def test_numbers_that_are_none_and_segments_that_are_no_three_of_them_are_refused(given, message):
