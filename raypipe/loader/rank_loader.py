@@ -20,7 +20,6 @@ import torch.utils.data
 
 from raypipe.account import Account, AccountKeeper, Header, Ledger, Page, Part, seal_account
 from raypipe.dataset import Dataset
-from raypipe.decode import check_device
 from raypipe.errors import ConfigError
 from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
 from raypipe.loader.assembly import do_nothing
@@ -105,9 +104,6 @@ class RankLoader:
 
     def _iterate(self, *, goes_on: bool) -> Generator[dict[str, Any], None, None]:
         self._check_process()
-        # Not where the loader is made: a driver without a GPU may send it to a worker that has one.
-        if self._spec.device != "cpu":
-            check_device(self._spec.device)
         iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
         num_left = self._stand.num_left if goes_on else self.steps_left
         with progress_bar(f"epoch {self.epoch}", num_left, iteration.describe, is_on=is_on) as bar:

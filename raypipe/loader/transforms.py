@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from raypipe.decode import use_one_core
+from raypipe.decode import check_device, use_one_core
 from raypipe.errors import ConfigError, suggest
 from raypipe.loader.job import SampleTransform
 
@@ -131,6 +131,8 @@ class SideStream:
     """A CUDA stream that copies and transforms batches while training runs. On the CPU it does nothing."""
 
     def __init__(self, device: str) -> None:
+        # Not when the loader is made: a driver without a GPU may send it to a worker that has one.
+        check_device(device)
         self._stream = _open_stream(device) if device.startswith("cuda") else None
 
     def run(self, work: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], Any]:
