@@ -76,10 +76,9 @@ class EpochRun:
         meter: Meter,
         before: "EpochRun | None" = None,
     ) -> None:
-        """Open what decodes. `start` starts the run.
+        """Open what decodes; `start` starts the run.
 
-        Args:
-            before: the run of the previous epoch, which has received all its blocks; the two share their room.
+        `before` is the run of the previous epoch, which has received all its blocks; the two share their room.
         """
         job, world = stand.job, stand.world
         self.num_steps = world.num_steps

@@ -197,8 +197,7 @@ class Pipeline:
         These are the stages of the flow, and where each runs.
         """
         check_world_size(world_size)
-        if not isinstance(name, str) or not name or PurePath(name).name != name:
-            raise ConfigError(f"the name {name!r} of a loader also names its files in a checkpoint; give a file name")
+        _check_name(name)
         # format.read_metadata: when the dataset was opened. Settings that depend on the transport are decided here.
         config = self._resolved(transport)
         # plan.plan_epoch: every rank, and the feeder, computes each epoch's plan from these values; no plan travels.
@@ -350,6 +349,11 @@ def _importing_torch() -> Iterator[Event]:
         finally:
             metadata_is_here.set()
     loading.result()
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name or PurePath(name).name != name:
+        raise ConfigError(f"the name {name!r} of a loader also names its files in a checkpoint; give a file name")
 
 
 def is_ray_running() -> bool:
