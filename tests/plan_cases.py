@@ -144,21 +144,28 @@ def carry_out(world: WorldPlan) -> list[Step]:
         assert all(np.array_equal(plan.frames_of(arrival), blocks[arrival]) for arrival in range(0, len(queue), 64))
         assert list(map(len, blocks)) == queue.num_rows.tolist()
         rows, begin = np.concatenate([*blocks, np.empty(0, dtype=np.int64)]), np.cumsum(queue.num_rows) - queue.num_rows
-        gone: set[int] = set()
         batches = list(plan.batches())
         assert [batch.step for batch in batches] == list(range(world.num_steps))
+        if not batches:
+            continue
+        span, row, frame, is_repeat = (
+            np.concatenate([getattr(batch, name) for batch in batches])
+            for name in ("span", "row", "frame", "is_repeat")
+        )
+        sizes = [len(batch.span) for batch in batches]
+        step, num_needed = (np.repeat(of, sizes) for of in (range(len(sizes)), [one.num_needed for one in batches]))
+        assert ((span >= 0) & (span < num_needed)).all()
+        assert ((row >= 0) & (row < queue.num_rows[span])).all()
+        assert np.array_equal(rows[begin[span] + row], frame)
+        # Every block is done in some batch, and no later batch asks for it.
+        done_in = np.full(len(queue), -1)
         for batch in batches:
-            span = batch.span
-            assert ((span >= 0) & (span < batch.num_needed)).all()
-            assert ((batch.row >= 0) & (batch.row < queue.num_rows[span])).all()
-            assert not gone & set(span.tolist())
-            gone |= set(batch.done.tolist())
-            assert rows[begin[span] + batch.row].tolist() == batch.frame.tolist()
-            step = steps[batch.step]
-            named = _names(world, queue.dataset[span], queue.lap[span], queue.episode[span], batch.frame)
-            for name, is_repeat in zip(named, batch.is_repeat.tolist(), strict=True):
-                (step.repeats if is_repeat else step.frames).append(name)
-        assert gone == (set(range(len(queue))) if batches else set())
+            done_in[batch.done] = batch.step
+        assert (done_in >= 0).all()
+        assert (step <= done_in[span]).all()
+        named = _names(world, queue.dataset[span], queue.lap[span], queue.episode[span], frame)
+        for name, number, is_again in zip(named, step.tolist(), is_repeat.tolist(), strict=True):
+            (steps[number].repeats if is_again else steps[number].frames).append(name)
     return steps
 
 

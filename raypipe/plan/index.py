@@ -164,9 +164,9 @@ class Shares:
                 f"the run had then."
             )
         begins = tuple(one.position + (epoch - self.since) * one.frames for one in self.members)
-        if max(begins) > _MOST_POSITION:
+        if max(begins, default=0) > _MOST_POSITION:
             raise ConfigError(
-                f"epoch {epoch} begins after {max(begins)} frames of a dataset; the limit is {_MOST_POSITION}"
+                f"epoch {epoch} is after {max(begins)} frames of a dataset, and {_MOST_POSITION} are the most"
             )
         return begins
 

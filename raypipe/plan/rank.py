@@ -278,7 +278,7 @@ def _queue_lane(part: RankLane) -> SpanQueue:
     num_rows = part.end - part.sent
     place = np.flatnonzero(num_rows)
     lane = np.full(len(place), part.number, dtype=np.int32)
-    columns = AnchorRuns.columns_of(part.lane.spans.take(place))
+    columns = {name: column[place] for name, column in AnchorRuns.columns_of(part.lane.spans).items()}
     return SpanQueue(lane=lane, place=place, num_rows=num_rows[place], **columns)
 
 

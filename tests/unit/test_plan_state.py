@@ -144,7 +144,7 @@ def test_what_is_not_a_state_is_a_resume_error(change, shown):
 
 
 @pytest.mark.parametrize("name", ["size", "frames", "position"])
-@pytest.mark.parametrize("number", [-1, 2**63, 10**400])
+@pytest.mark.parametrize("number", [-1, 2**63, 10**30])
 def test_a_number_of_a_mixture_that_is_none_is_a_resume_error(name, number):
     mixture = mix_indexes([make_index([9, 14])], [20])
     saved = state_after(plan_start(mixture, SPEC, world_size=4), 1).to_dict()
@@ -157,7 +157,7 @@ def test_a_number_of_a_mixture_that_is_none_is_a_resume_error(name, number):
 def test_an_epoch_that_64_bits_cannot_count_is_an_error():
     mixture = mix_indexes([make_index([9, 14])], [20])
 
-    with pytest.raises(ConfigError, match=r"begins after .* frames of a dataset; the limit is"):
+    with pytest.raises(ConfigError, match=r"is after \d+ frames of a dataset, and \d+ are the most"):
         plan_start(mixture, SPEC, world_size=4, epoch=2**62)
 
 
