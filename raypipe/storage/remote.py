@@ -119,15 +119,23 @@ class Remote:
             # A filesystem may cache listings as long as the process lives.
             self.filesystem.invalidate_cache(self._path)
         try:
-            files: dict[str, dict[str, Any]] = self.filesystem.find(self._path, detail=True)
+            files = self.find()
         except FileNotFoundError:
             files = {}
         self._count(1 + len(files) // _PAGE)
-        first = len(self._path) + 1
-        return {
-            check_listed(str(path)[first:]): ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
-            for path, info in files.items()
-        }
+        return {name: self._listed(info) for name, info in files.items()}
+
+    def _listed(self, info: Mapping[str, Any]) -> ListedFile:
+        return ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
+
+    def find(self, folder: str = "") -> dict[str, dict[str, Any]]:
+        """Return what the storage lists below a folder now, by name.
+
+        It leaves out empty objects whose names end in ``/``: consoles of object stores write one for each folder.
+        """
+        found = self.filesystem.find(self._locate(folder), detail=True)
+        names = ((str(path)[len(self._path) + 1 :], info) for path, info in found.items())
+        return {check_listed(name): info for name, info in names if name and not name.endswith("/")}
 
     @property
     def total_bytes(self) -> int:
@@ -177,9 +185,13 @@ class Remote:
         else:
             self._count(1)
             progress(entry.size_bytes)
-            # The cache may stop the fetch.
-            told = Callback(hooks={"progress": lambda _, num_bytes, **__: progress(int(num_bytes))})
-            self._answered(name, lambda: self.filesystem.get_file(path, target, callback=told))
+
+            def get() -> None:
+                # A new one for each try, since it counts the bytes. The cache may stop the fetch.
+                told = Callback(hooks={"progress": lambda _, num_bytes, **__: progress(int(num_bytes))})
+                self.filesystem.get_file(path, target, callback=told)
+
+            self._answered(name, get)
             self._check_version(name, entry)
 
     def has_sum(self, name: str, copy: str) -> bool:
@@ -234,12 +246,13 @@ class Remote:
     def _read_web(self, name: str, start: int, stop: int | None) -> bytes:
         known = self.entries.get(name)
         most = stop - start if stop is not None else (known.size_bytes if known else 0) or MOST_JSON_BYTES
-        part = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
         path = self._locate(name)
-        content: bytes = self._answered(name, lambda: self.filesystem.read_within(path, part, most))
+        content, is_part = self._answered(name, lambda: self.filesystem.read_within(path, start, stop, most))
+        if content and start and not is_part:
+            raise _gives_whole_files(name, start, most)
         if stop is None and len(content) > most:
             raise DownloadError(f"{path!r} has more than {most:,} bytes. Check the server.")
-        return content
+        return bytes(content)
 
     def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
         """Return a file that reads by range; from the Hub and a web server with retries, which fsspec lacks.
@@ -262,7 +275,8 @@ class Remote:
                 _check_part(name, start, stop, content)
                 return content
 
-        return io.BufferedReader(_AskedFile(entry.size_bytes, ask), min(AHEAD_BYTES, entry.size_bytes))
+        # Not in a `BufferedReader`, which forgets what it has when its caller looks for the size.
+        return _AskedFile(entry.size_bytes, ask)  # type: ignore[return-value]
 
     def keep_listing(self, cache: FileCache, uri: str) -> str:
         """Keep the listing on this node, and return its digest for processes that share it."""
@@ -299,8 +313,7 @@ class Remote:
         path = self._locate(name)
         self.filesystem.invalidate_cache(path)
         self._count(1)
-        info = self._answered(name, lambda: self.filesystem.info(path))
-        return ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
+        return self._listed(self._answered(name, lambda: self.filesystem.info(path)))
 
     def _answered(self, name: str, ask: Callable[[], Any]) -> Any:
         """Return what `ask` returns; retry if a web server does not answer, which fsspec does not do."""
@@ -318,22 +331,23 @@ class Remote:
 
 
 class _AskedFile(SizedFile):
-    """A file that asks for each part as it is read, and for some bytes ahead."""
+    """A file that asks for each part as it is read, and for some bytes ahead, which it keeps."""
 
     def __init__(self, size_bytes: int, ask: Callable[[int, int], bytes]) -> None:
         super().__init__(size_bytes)
         self._ask = ask
-        self._kept = (0, b"")
-        """Where the last small answer began, and the answer. A `BufferedReader` forgets what it has when its caller
-        looks for the size, as parquet and FFmpeg do."""
+        self._first = 0
+        """Where `_kept` is in the file."""
+        self._kept = b""
 
     def _read_at(self, start: int, stop: int) -> bytes:
-        first, kept = self._kept
-        if not first <= start <= stop <= first + len(kept):
-            if stop - start >= AHEAD_BYTES:
-                return self._ask(start, stop)
-            first, kept = self._kept = start, self._ask(start, min(start + AHEAD_BYTES, self._size))
-        return kept[start - first : stop - first]
+        at_hand = self._kept[start - self._first : stop - self._first] if start >= self._first else b""
+        start += len(at_hand)
+        if stop - start >= AHEAD_BYTES:
+            return at_hand + self._ask(start, stop)
+        if start < stop:
+            self._first, self._kept = start, self._ask(start, min(start + AHEAD_BYTES, self._size))
+        return at_hand + self._kept[start - self._first : stop - self._first]
 
 
 class _NamedFile(SizedFile):
@@ -360,12 +374,15 @@ class _NamedFile(SizedFile):
 def _check_part(name: str, start: int, stop: int, content: bytes) -> None:
     if len(content) == stop - start:
         return
-    asked = f"the {stop - start} bytes from {start} of {name!r} came"
     if len(content) < stop - start:
-        raise DownloadError(f"{len(content)} of {asked}")
-    raise DownloadError(
-        f"more than {asked}: the storage gives whole files alone. Give the cache a max_bytes that holds all remote "
-        f"datasets of the run, and a whole_bytes that is no less than the file."
+        raise DownloadError(f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came")
+    raise _gives_whole_files(name, start, stop - start)
+
+
+def _gives_whole_files(name: str, start: int, num_bytes: int) -> DownloadError:
+    return DownloadError(
+        f"more than the {num_bytes} bytes from {start} of {name!r} came: the storage gives whole files alone. Give the "
+        f"cache a max_bytes that holds all remote datasets of the run, and a whole_bytes that is no less than the file."
     )
 
 

@@ -21,7 +21,7 @@ from raypipe.storage.hub.files import open_files
 from raypipe.storage.local_files import LOOK_AT_DISK, check_file, inside, replace_file, unreadable_file, walk_files
 from raypipe.storage.node_cache import Fetch, HeldFile, Progress, Result
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
-from raypipe.storage.remote import ListedFile, Remote, check_listed, write_fetched
+from raypipe.storage.remote import ListedFile, Remote, write_fetched
 from raypipe.storage.retry import Copies, read_twice
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -161,8 +161,7 @@ class Storage:
             return sorted(walk_files(self.path, folder))
         top = self.locate(folder)
         with self._naming(folder):
-            prefix = len(self.path.rstrip("/")) + 1
-            names = sorted(check_listed(str(found)[prefix:]) for found in self.filesystem.find(top))
+            names = sorted(self._remote.find(folder))
         if not names and not self.is_listable:
             raise DownloadError(
                 f"the web server shows no files in {top!r}, and which there are has to be known. Let it show its "
@@ -243,13 +242,14 @@ class Storage:
         assert self.cache is not None, "only a cache keeps parts"
         return open_cache(self.cache).prefetch(*self._part(name, start, min(stop, self._entry(name).size_bytes)))
 
-    def _whole(self, name: str) -> tuple[str, Fetch, int] | None:
+    def _whole(self, name: str) -> tuple[str, Fetch, int | None] | None:
         """Return what a cache needs: the key of the content, how to fetch it, and its size."""
         if self.cache is None or self.is_local or self.is_ranged(name):
             return None
         entry = self._entry(name)
         key = f"{self.uri}/{name} {entry.stamp}"
-        return (key, partial(self._fetch, name), entry.size_bytes) if entry.stamp else None
+        # A web server need not tell the size, and then the cache learns it from the fetch.
+        return (key, partial(self._fetch, name), entry.size_bytes or None) if entry.stamp else None
 
     def _part(self, name: str, start: int, stop: int) -> tuple[str, Fetch, int]:
         key = f"{self.uri}/{name} {self._entry(name).stamp} bytes {start}-{stop}"
