@@ -67,11 +67,11 @@ class S3Objects:
 
         Several parts come at a time; `progress` may raise to stop it.
         """
-        count_requests(1 + size_bytes // PART_BYTES)
         progress(size_bytes)
         asked, told = self._asked(path, etag), self._md5_of(etag)
         wrong, sums = "", list[str]()
         for _ in range(_TRIES):
+            count_requests(max(1, -(-size_bytes // PART_BYTES)))
             with _Target(target, progress) as file:
                 _wait_for(self._filesystem, _fetch_parts(self._filesystem, asked, size_bytes, file.write))
             if file.received < size_bytes:

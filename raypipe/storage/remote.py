@@ -118,22 +118,21 @@ class Remote:
         if not self._commit:
             # A filesystem may cache listings as long as the process lives.
             self.filesystem.invalidate_cache(self._path)
-        try:
-            files = self.find()
-        except FileNotFoundError:
-            files = {}
-        self._count(1 + len(files) // _PAGE)
-        return {name: self._listed(info) for name, info in files.items()}
+        return {name: self._listed(info) for name, info in self.find().items()}
 
     def _listed(self, info: Mapping[str, Any]) -> ListedFile:
         return ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
 
     def find(self, folder: str = "") -> dict[str, dict[str, Any]]:
-        """Return what the storage lists below a folder now, by name.
+        """Return what the storage lists below a folder now, by name; nothing if the folder is missing.
 
         It leaves out empty objects whose names end in ``/``: consoles of object stores write one for each folder.
         """
-        found = self.filesystem.find(self._locate(folder), detail=True)
+        try:
+            found: dict[str, dict[str, Any]] = self.filesystem.find(self._locate(folder), detail=True)
+        except FileNotFoundError:
+            found = {}
+        self._count(1 + len(found) // _PAGE)
         names = ((str(path)[len(self._path) + 1 :], info) for path, info in found.items())
         return {check_listed(name): info for name, info in names if name and not name.endswith("/")}
 
@@ -186,12 +185,16 @@ class Remote:
             self._count(1)
             progress(entry.size_bytes)
 
-            def get() -> None:
-                # A new one for each try, since it counts the bytes. The cache may stop the fetch.
-                told = Callback(hooks={"progress": lambda _, num_bytes, **__: progress(int(num_bytes))})
-                self.filesystem.get_file(path, target, callback=told)
+            def note(_: Any, num_bytes: int, **__: Any) -> None:
+                if not entry.size_bytes:
+                    _check_most(path, num_bytes, MOST_JSON_BYTES)
+                # The cache may stop the fetch.
+                progress(int(num_bytes))
 
-            self._answered(name, get)
+            # A new callback for each try, since it counts the bytes.
+            self._answered(
+                name, lambda: self.filesystem.get_file(path, target, callback=Callback(hooks={"progress": note}))
+            )
             self._check_version(name, entry)
 
     def has_sum(self, name: str, copy: str) -> bool:
@@ -250,8 +253,8 @@ class Remote:
         content, is_part = self._answered(name, lambda: self.filesystem.read_within(path, start, stop, most))
         if content and start and not is_part:
             raise _gives_whole_files(name, start, most)
-        if stop is None and len(content) > most:
-            raise DownloadError(f"{path!r} has more than {most:,} bytes. Check the server.")
+        if stop is None:
+            _check_most(path, len(content), most)
         return bytes(content)
 
     def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
@@ -331,23 +334,32 @@ class Remote:
 
 
 class _AskedFile(SizedFile):
-    """A file that asks for each part as it is read, and for some bytes ahead, which it keeps."""
+    """A file that asks for each part as it is read, and for some bytes ahead.
+
+    It keeps the last answer, and the last one that reached the end of the file: readers look there for an index.
+    """
 
     def __init__(self, size_bytes: int, ask: Callable[[int, int], bytes]) -> None:
         super().__init__(size_bytes)
         self._ask = ask
-        self._first = 0
-        """Where `_kept` is in the file."""
-        self._kept = b""
+        self._kept = {False: (0, b""), True: (0, b"")}
+        """Where an answer is in the file, and the answer, by whether it reaches the end."""
 
     def _read_at(self, start: int, stop: int) -> bytes:
-        at_hand = self._kept[start - self._first : stop - self._first] if start >= self._first else b""
-        start += len(at_hand)
-        if stop - start >= AHEAD_BYTES:
-            return at_hand + self._ask(start, stop)
-        if start < stop:
-            self._first, self._kept = start, self._ask(start, min(start + AHEAD_BYTES, self._size))
-        return at_hand + self._kept[start - self._first : stop - self._first]
+        content = b""
+        while start < stop:
+            kept = (one for one in self._kept.values() if one[0] <= start < one[0] + len(one[1]))
+            first, answer = next(kept, (start, b""))
+            if not answer and stop - start >= AHEAD_BYTES:
+                return content + self._ask(start, stop)
+            if not answer:
+                last = min(start + AHEAD_BYTES, self._size)
+                answer = self._ask(start, last)
+                self._kept[last == self._size] = (start, answer)
+            piece = answer[start - first : stop - first]
+            content += piece
+            start += len(piece)
+        return content
 
 
 class _NamedFile(SizedFile):
@@ -369,6 +381,12 @@ class _NamedFile(SizedFile):
         if not self.closed:
             self._stream.close()
         super().close()
+
+
+def _check_most(path: str, num_bytes: int, most: int) -> None:
+    """Raise if a web server sends more of a file than it told, or than a file of unknown size may have."""
+    if num_bytes > most:
+        raise DownloadError(f"{path!r} has more than {most:,} bytes. Check the server.")
 
 
 def _check_part(name: str, start: int, stop: int, content: bytes) -> None:

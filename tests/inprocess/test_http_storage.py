@@ -306,6 +306,20 @@ def test_a_dataset_of_a_web_server_that_tells_no_sizes_is_read_with_a_cache(serv
     assert frames_of_all(local_loader(pipe)) == frames_of_all(local_loader(make_pipe(local)))
 
 
+@pytest.mark.parametrize("kept", [CacheSpec(), None])
+def test_a_file_of_unknown_size_has_its_limit(server, local, monkeypatch, kept):
+    server.has_sizes = False
+    size = (local / "meta/info.json").stat().st_size
+    for most in (size - 1, size):
+        monkeypatch.setattr("raypipe.storage.remote.MOST_JSON_BYTES", most)
+        storage = Storage(f"{server.address}/arm", kept)
+        if most < size:
+            with pytest.raises(DownloadError, match=rf"info\.json' has more than {most:,} bytes"):
+                storage.read_bytes("meta/info.json")
+        else:
+            assert storage.read_bytes("meta/info.json") == (local / "meta/info.json").read_bytes()
+
+
 @pytest.mark.parametrize("status", [404, 410])
 def test_a_file_that_a_web_server_says_it_lacks_is_missing_at_once(server, status):
     storage = open_storage(f"{server.address}/arm")
