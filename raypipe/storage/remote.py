@@ -299,7 +299,7 @@ class Remote:
                 )
             write_fetched(content, target, progress)
 
-        with cache.use(f"{uri} listing {digest}", fetch) as path, open(path, "rb") as stream:
+        with cache.hold(f"{uri} listing {digest}", fetch) as held, open(held.path, "rb") as stream:
             self._entries = unpack_entries(stream.read())
 
     def _check_version(self, name: str, entry: ListedFile) -> None:
