@@ -253,9 +253,6 @@ class WebFiles(HTTPFileSystem):  # type: ignore[misc]
         part = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
         asked, content = {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), **part}}, bytearray()
         async with self._answer(url, asked) as response:
-            self._raise_not_found_for_status(response, url)
-            if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
-                raise DownloadError(f"{url!r} comes as {packed!r}, for which nobody asked. Check the server.")
             async for piece in Pace().follow_async(response.content.iter_any()):
                 content += piece
                 if len(content) > most:
@@ -266,7 +263,6 @@ class WebFiles(HTTPFileSystem):  # type: ignore[misc]
 
     async def _get_file(self, rpath: str, lpath: str, *, callback: Any, **kwargs: Any) -> None:
         async with self._answer(rpath, {**self.kwargs, **kwargs}) as response:
-            self._raise_not_found_for_status(response, rpath)
             with open(lpath, "wb") as target:
                 async for piece in Pace().follow_async(response.content.iter_any()):
                     callback.relative_update(len(piece))
@@ -279,4 +275,7 @@ class WebFiles(HTTPFileSystem):  # type: ignore[misc]
         asked = {**asked, "headers": {**asked.get("headers", {}), "Accept-Encoding": "identity"}}
         patience = ClientTimeout(total=None, connect=SILENCE_S, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         async with session.get(self.encode_url(url), timeout=patience, **asked) as response:
+            self._raise_not_found_for_status(response, url)
+            if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
+                raise DownloadError(f"{url!r} comes as {packed!r}, for which nobody asked. Check the server.")
             yield response

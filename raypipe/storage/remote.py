@@ -10,7 +10,6 @@ A web server lists nothing: each process asks for each file that it reads, by na
 
 import errno
 import hashlib
-import io
 import json
 import os
 import threading
@@ -19,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsspec.callbacks import Callback
 
@@ -257,29 +256,38 @@ class Remote:
             _check_most(path, len(content), most)
         return bytes(content)
 
-    def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
+    def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> SizedFile:
         """Return a file that reads by range; from the Hub and a web server with retries, which fsspec lacks.
 
         `naming` adds the name of the file to errors of later reads.
         """
         if self.is_listable and not self._commit:
             self._count(1)
-            return io.BufferedReader(_NamedFile(self.filesystem.open(self._locate(name), "rb"), naming))
-        entry = self.find_entry(name) if self._commit else self._look(name)
-        if entry is None:
-            raise FileNotFoundError(name)
-        if not entry.size_bytes:
-            # A server that generates a page while sending it does not give a size.
-            return io.BytesIO(self.read_range(name, 0, None))
+            stream = self.filesystem.open(self._locate(name), "rb")
+            size_bytes = stream.seek(0, os.SEEK_END)
+        else:
+            entry = self.find_entry(name) if self._commit else self._look(name)
+            if entry is None:
+                raise FileNotFoundError(name)
+            stream, size_bytes = None, entry.size_bytes
+            if not size_bytes:
+                # A server that generates a page while sending it does not give a size.
+                content = self.read_range(name, 0, None)
+                return _AskedFile(len(content), lambda start, stop: content[start:stop])
 
         def ask(start: int, stop: int) -> bytes:
             with naming():
-                content = self.read_range(name, start, stop)
+                if stream is None:
+                    content = self.read_range(name, start, stop)
+                else:
+                    # Every time: some filesystems have the same object for all who open a file.
+                    stream.seek(start)
+                    content = stream.read(stop - start)
                 _check_part(name, start, stop, content)
                 return content
 
         # Not in a `BufferedReader`, which forgets what it has when its caller looks for the size.
-        return _AskedFile(entry.size_bytes, ask)  # type: ignore[return-value]
+        return _AskedFile(size_bytes, ask)
 
     def keep_listing(self, cache: FileCache, uri: str) -> str:
         """Keep the listing on this node, and return its digest for processes that share it."""
@@ -360,27 +368,6 @@ class _AskedFile(SizedFile):
             content += piece
             start += len(piece)
         return content
-
-
-class _NamedFile(SizedFile):
-    """Reads what the filesystem has opened, which may have the same object for all who open a file."""
-
-    def __init__(self, stream: IO[bytes], naming: Callable[[], AbstractContextManager[None]]) -> None:
-        stream.seek(0, os.SEEK_END)
-        super().__init__(stream.tell())
-        self._stream = stream
-        self._naming = naming
-
-    def _read_at(self, start: int, stop: int) -> bytes:
-        with self._naming():
-            self._stream.seek(start)
-            return self._stream.read(stop - start)
-
-    def close(self) -> None:
-        """Close the file of the filesystem too."""
-        if not self.closed:
-            self._stream.close()
-        super().close()
 
 
 def _check_most(path: str, num_bytes: int, most: int) -> None:

@@ -281,12 +281,9 @@ class Storage:
         if self.is_ranged(name):
             return self.open_ranged(name)  # type: ignore[return-value]
         with self._naming(name):
-            opened: IO[bytes] = (
-                self.filesystem.open(self.locate(name), "rb")
-                if self.is_local
-                else self._remote.open(name, partial(self._naming, name))
-            )
-        return opened
+            if self.is_local:
+                return self.filesystem.open(self.locate(name), "rb")  # type: ignore[no-any-return]
+            return self._remote.open(name, partial(self._naming, name))  # type: ignore[return-value]
 
     def open_ranged(self, name: str) -> RangedFile:
         """Open a remote file that this node keeps by parts."""
