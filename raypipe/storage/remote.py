@@ -265,11 +265,16 @@ class Remote:
             self._count(1)
             stream = self.filesystem.open(self._locate(name), "rb")
             size_bytes = stream.seek(0, os.SEEK_END)
+
+            def read(start: int, stop: int) -> bytes:
+                # Every time: some filesystems have the same object for all who open a file.
+                stream.seek(start)
+                return bytes(stream.read(stop - start))
         else:
             entry = self.find_entry(name) if self._commit else self._look(name)
             if entry is None:
                 raise FileNotFoundError(name)
-            stream, size_bytes = None, entry.size_bytes
+            size_bytes, read = entry.size_bytes, partial(self.read_range, name)
             if not size_bytes:
                 # A server that generates a page while sending it does not give a size.
                 content = self.read_range(name, 0, None)
@@ -277,12 +282,7 @@ class Remote:
 
         def ask(start: int, stop: int) -> bytes:
             with naming():
-                if stream is None:
-                    content = self.read_range(name, start, stop)
-                else:
-                    # Every time: some filesystems have the same object for all who open a file.
-                    stream.seek(start)
-                    content = stream.read(stop - start)
+                content = read(start, stop)
                 _check_part(name, start, stop, content)
                 return content
 
