@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from itertools import count
 from typing import Any, Final
 
@@ -41,7 +42,8 @@ _PIECE_BYTES: Final = 1 << 18
 _MD5: Final = re.compile("[0-9a-f]{32}")
 """An ETag of S3 that may be an MD5; the ETag of an object uploaded in parts has a dash."""
 
-_TRIES_OF_MD5: Final = 3
+_TRIES: Final = 3
+"""Of an object that comes with other bytes than it has, or with fewer."""
 
 Write = Callable[[int, bytes], None]
 """Takes the offset in the file, and the bytes."""
@@ -65,16 +67,21 @@ class S3Objects:
 
         Several parts come at a time; `progress` may raise to stop it.
         """
-        count_requests(1 + size_bytes // PART_BYTES)
         progress(size_bytes)
         asked, told = self._asked(path, etag), self._md5_of(etag)
-        sums: list[str] = []
-        while len(sums) < _TRIES_OF_MD5:
+        wrong, sums = "", list[str]()
+        for _ in range(_TRIES):
+            count_requests(max(1, -(-size_bytes // PART_BYTES)))
             with _Target(target, progress) as file:
                 _wait_for(self._filesystem, _fetch_parts(self._filesystem, asked, size_bytes, file.write))
+            if file.received < size_bytes:
+                # A server may send less than the range that it was asked for, and the file has holes then.
+                wrong = f"{file.received} of the {size_bytes} bytes of {path!r} came"
+                continue
             if not told:
                 return
             sums.append(_md5_of_file(target))
+            wrong = f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}"
             if sums[-1] == told:
                 self._met_md5 = True
                 return
@@ -84,7 +91,7 @@ class S3Objects:
                 # The same sum twice: the ETag of an encrypted object, or of some stores, is not the MD5.
                 self._has_md5 = False
                 return
-        raise DownloadError(f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}")
+        raise DownloadError(wrong)
 
     def read(self, path: str, etag: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of an object; a little more if the server sends more."""
@@ -129,15 +136,16 @@ class _Target:
 
     def __init__(self, path: str, progress: Callable[[int], None]) -> None:
         self._progress = progress
-        self._received = 0
+        self.received = 0
+        """Bytes written so far, each once."""
         self._lock = threading.Lock()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._is_closed = False
 
     def write(self, start: int, piece: bytes) -> None:
         """Write all bytes of a piece; not to a closed file, whose number may be that of another file by now."""
-        self._received += len(piece)
-        self._progress(self._received)
+        self.received += len(piece)
+        self._progress(self.received)
         left = memoryview(piece)
         with self._lock:
             if self._is_closed:
@@ -240,24 +248,21 @@ async def _pieces(body: Any) -> AsyncIterator[bytes]:
 class WebFiles(HTTPFileSystem):  # type: ignore[misc]
     """Files of a web server."""
 
-    async def _read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:
-        """Return the body of an answer, cut off at ``most + 1`` bytes."""
-        asked, content = {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), **headers}}, bytearray()
+    async def _read_within(self, url: str, start: int, stop: int | None, most: int) -> tuple[bytes, bool]:
+        """Return the bytes ``[start, stop)`` of a file, cut off at ``most + 1``; and whether the server sent a part."""
+        part = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
+        asked, content = {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), **part}}, bytearray()
         async with self._answer(url, asked) as response:
-            self._raise_not_found_for_status(response, url)
-            if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
-                raise DownloadError(f"{url!r} comes as {packed!r}, for which nobody asked. Check the server.")
             async for piece in Pace().follow_async(response.content.iter_any()):
                 content += piece
                 if len(content) > most:
                     break
-        return bytes(content[: most + 1])
+        return bytes(content[: most + 1]), response.status == HTTPStatus.PARTIAL_CONTENT
 
     read_within = sync_wrapper(_read_within)
 
     async def _get_file(self, rpath: str, lpath: str, *, callback: Any, **kwargs: Any) -> None:
         async with self._answer(rpath, {**self.kwargs, **kwargs}) as response:
-            self._raise_not_found_for_status(response, rpath)
             with open(lpath, "wb") as target:
                 async for piece in Pace().follow_async(response.content.iter_any()):
                     callback.relative_update(len(piece))
@@ -270,4 +275,7 @@ class WebFiles(HTTPFileSystem):  # type: ignore[misc]
         asked = {**asked, "headers": {**asked.get("headers", {}), "Accept-Encoding": "identity"}}
         patience = ClientTimeout(total=None, connect=SILENCE_S, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         async with session.get(self.encode_url(url), timeout=patience, **asked) as response:
+            self._raise_not_found_for_status(response, url)
+            if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
+                raise DownloadError(f"{url!r} comes as {packed!r}, for which nobody asked. Check the server.")
             yield response

@@ -37,6 +37,9 @@ LOOK_BYTES: Final = 8 << 20
 BLOCK_BYTES: Final = 1 << 20
 """Fetched when a reader has not said what it will read: an index of a video, a footer, columns of a few episodes."""
 
+_LINE_BYTES: Final = 8 << 10
+"""Read at a time to find the end of a line; a divisor of `BLOCK_BYTES`."""
+
 _KEPT: Final = 4
 """Parts that an open file holds: that of a span, and those that the reader passes on its way there. The cache cannot
 remove held parts, and many files are open at once; a released part is still on the node."""
@@ -136,6 +139,20 @@ class SizedFile(io.RawIOBase):
         content = self._read_at(self._position, stop) if self._position < stop else b""
         self._position += len(content)
         return content
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """Return the bytes up to the end of the line; the default implementation reads them one by one."""
+        line = bytearray()
+        stop = self._size if size is None or size < 0 else min(self._position + size, self._size)
+        while self._position < stop and not line.endswith(b"\n"):
+            # To a multiple, so that no block is fetched for bytes behind the line.
+            ahead = self._position - self._position % _LINE_BYTES + _LINE_BYTES
+            piece, end, _ = self._read_at(self._position, min(ahead, stop)).partition(b"\n")
+            if not piece + end:
+                break
+            line += piece + end
+            self._position += len(piece + end)
+        return bytes(line)
 
     def readall(self) -> bytes:
         """Return the rest with one call; the default implementation asks for pieces."""

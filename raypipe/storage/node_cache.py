@@ -18,9 +18,9 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
@@ -162,12 +162,6 @@ class FileCache:
     def __reduce__(self) -> tuple[object, ...]:
         opened = partial(FileCache, is_default=self._is_default, prefetch_threads=self._prefetch_threads)
         return opened, (self.folder, self.max_bytes)
-
-    @contextmanager
-    def use(self, key: str, fetch: Fetch, size: int | None = None) -> Iterator[str]:
-        """Yield the path of the file that `key` stands for; it stays there inside the ``with``. See `hold`."""
-        with self.hold(key, fetch, size) as held:
-            yield held.path
 
     def hold(self, key: str, fetch: Fetch, size: int | None = None) -> HeldFile:
         """Return the file that `key` stands for, fetched if missing; it stays until closed.

@@ -10,7 +10,6 @@ A web server lists nothing: each process asks for each file that it reads, by na
 
 import errno
 import hashlib
-import io
 import json
 import os
 import threading
@@ -19,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsspec.callbacks import Callback
 
@@ -118,16 +117,23 @@ class Remote:
         if not self._commit:
             # A filesystem may cache listings as long as the process lives.
             self.filesystem.invalidate_cache(self._path)
+        return {name: self._listed(info) for name, info in self.find().items()}
+
+    def _listed(self, info: Mapping[str, Any]) -> ListedFile:
+        return ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
+
+    def find(self, folder: str = "") -> dict[str, dict[str, Any]]:
+        """Return what the storage lists below a folder now, by name; nothing if the folder is missing.
+
+        It leaves out empty objects whose names end in ``/``: consoles of object stores write one for each folder.
+        """
         try:
-            files: dict[str, dict[str, Any]] = self.filesystem.find(self._path, detail=True)
+            found: dict[str, dict[str, Any]] = self.filesystem.find(self._locate(folder), detail=True)
         except FileNotFoundError:
-            files = {}
-        self._count(1 + len(files) // _PAGE)
-        first = len(self._path) + 1
-        return {
-            check_listed(str(path)[first:]): ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
-            for path, info in files.items()
-        }
+            found = {}
+        self._count(1 + len(found) // _PAGE)
+        names = ((str(path)[len(self._path) + 1 :], info) for path, info in found.items())
+        return {check_listed(name): info for name, info in names if name and not name.endswith("/")}
 
     @property
     def total_bytes(self) -> int:
@@ -177,9 +183,17 @@ class Remote:
         else:
             self._count(1)
             progress(entry.size_bytes)
-            # The cache may stop the fetch.
-            told = Callback(hooks={"progress": lambda _, num_bytes, **__: progress(int(num_bytes))})
-            self._answered(name, lambda: self.filesystem.get_file(path, target, callback=told))
+
+            def note(_: Any, num_bytes: int, **__: Any) -> None:
+                if not entry.size_bytes:
+                    _check_most(path, num_bytes, MOST_JSON_BYTES)
+                # The cache may stop the fetch.
+                progress(int(num_bytes))
+
+            # A new callback for each try, since it counts the bytes.
+            self._answered(
+                name, lambda: self.filesystem.get_file(path, target, callback=Callback(hooks={"progress": note}))
+            )
             self._check_version(name, entry)
 
     def has_sum(self, name: str, copy: str) -> bool:
@@ -234,35 +248,46 @@ class Remote:
     def _read_web(self, name: str, start: int, stop: int | None) -> bytes:
         known = self.entries.get(name)
         most = stop - start if stop is not None else (known.size_bytes if known else 0) or MOST_JSON_BYTES
-        part = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
         path = self._locate(name)
-        content: bytes = self._answered(name, lambda: self.filesystem.read_within(path, part, most))
-        if stop is None and len(content) > most:
-            raise DownloadError(f"{path!r} has more than {most:,} bytes. Check the server.")
-        return content
+        content, is_part = self._answered(name, lambda: self.filesystem.read_within(path, start, stop, most))
+        if content and start and not is_part:
+            raise _gives_whole_files(name, start, most)
+        if stop is None:
+            _check_most(path, len(content), most)
+        return bytes(content)
 
-    def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
+    def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> SizedFile:
         """Return a file that reads by range; from the Hub and a web server with retries, which fsspec lacks.
 
         `naming` adds the name of the file to errors of later reads.
         """
         if self.is_listable and not self._commit:
             self._count(1)
-            return io.BufferedReader(_NamedFile(self.filesystem.open(self._locate(name), "rb"), naming))
-        entry = self.find_entry(name) if self._commit else self._look(name)
-        if entry is None:
-            raise FileNotFoundError(name)
-        if not entry.size_bytes:
-            # A server that generates a page while sending it does not give a size.
-            return io.BytesIO(self.read_range(name, 0, None))
+            stream = self.filesystem.open(self._locate(name), "rb")
+            size_bytes = stream.seek(0, os.SEEK_END)
+
+            def read(start: int, stop: int) -> bytes:
+                # Every time: some filesystems have the same object for all who open a file.
+                stream.seek(start)
+                return bytes(stream.read(stop - start))
+        else:
+            entry = self.find_entry(name) if self._commit else self._look(name)
+            if entry is None:
+                raise FileNotFoundError(name)
+            size_bytes, read = entry.size_bytes, partial(self.read_range, name)
+            if not size_bytes:
+                # A server that generates a page while sending it does not give a size.
+                content = self.read_range(name, 0, None)
+                return _AskedFile(len(content), lambda start, stop: content[start:stop])
 
         def ask(start: int, stop: int) -> bytes:
             with naming():
-                content = self.read_range(name, start, stop)
+                content = read(start, stop)
                 _check_part(name, start, stop, content)
                 return content
 
-        return io.BufferedReader(_AskedFile(entry.size_bytes, ask), min(AHEAD_BYTES, entry.size_bytes))
+        # Not in a `BufferedReader`, which forgets what it has when its caller looks for the size.
+        return _AskedFile(size_bytes, ask)
 
     def keep_listing(self, cache: FileCache, uri: str) -> str:
         """Keep the listing on this node, and return its digest for processes that share it."""
@@ -282,7 +307,7 @@ class Remote:
                 )
             write_fetched(content, target, progress)
 
-        with cache.use(f"{uri} listing {digest}", fetch) as path, open(path, "rb") as stream:
+        with cache.hold(f"{uri} listing {digest}", fetch) as held, open(held.path, "rb") as stream:
             self._entries = unpack_entries(stream.read())
 
     def _check_version(self, name: str, entry: ListedFile) -> None:
@@ -299,8 +324,7 @@ class Remote:
         path = self._locate(name)
         self.filesystem.invalidate_cache(path)
         self._count(1)
-        info = self._answered(name, lambda: self.filesystem.info(path))
-        return ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
+        return self._listed(self._answered(name, lambda: self.filesystem.info(path)))
 
     def _answered(self, name: str, ask: Callable[[], Any]) -> Any:
         """Return what `ask` returns; retry if a web server does not answer, which fsspec does not do."""
@@ -318,54 +342,52 @@ class Remote:
 
 
 class _AskedFile(SizedFile):
-    """A file that asks for each part as it is read, and for some bytes ahead."""
+    """A file that asks for each part as it is read, and for some bytes ahead.
+
+    It keeps the last answer, and the last one that reached the end of the file: readers look there for an index.
+    """
 
     def __init__(self, size_bytes: int, ask: Callable[[int, int], bytes]) -> None:
         super().__init__(size_bytes)
         self._ask = ask
-        self._kept = (0, b"")
-        """Where the last small answer began, and the answer. A `BufferedReader` forgets what it has when its caller
-        looks for the size, as parquet and FFmpeg do."""
+        self._kept = {False: (0, b""), True: (0, b"")}
+        """Where an answer is in the file, and the answer, by whether it reaches the end."""
 
     def _read_at(self, start: int, stop: int) -> bytes:
-        first, kept = self._kept
-        if not first <= start <= stop <= first + len(kept):
-            if stop - start >= AHEAD_BYTES:
-                return self._ask(start, stop)
-            first, kept = self._kept = start, self._ask(start, min(start + AHEAD_BYTES, self._size))
-        return kept[start - first : stop - first]
+        content = b""
+        while start < stop:
+            kept = (one for one in self._kept.values() if one[0] <= start < one[0] + len(one[1]))
+            first, answer = next(kept, (start, b""))
+            if not answer and stop - start >= AHEAD_BYTES:
+                return content + self._ask(start, stop)
+            if not answer:
+                last = min(start + AHEAD_BYTES, self._size)
+                answer = self._ask(start, last)
+                self._kept[last == self._size] = (start, answer)
+            piece = answer[start - first : stop - first]
+            content += piece
+            start += len(piece)
+        return content
 
 
-class _NamedFile(SizedFile):
-    """Reads what the filesystem has opened, which may have the same object for all who open a file."""
-
-    def __init__(self, stream: IO[bytes], naming: Callable[[], AbstractContextManager[None]]) -> None:
-        stream.seek(0, os.SEEK_END)
-        super().__init__(stream.tell())
-        self._stream = stream
-        self._naming = naming
-
-    def _read_at(self, start: int, stop: int) -> bytes:
-        with self._naming():
-            self._stream.seek(start)
-            return self._stream.read(stop - start)
-
-    def close(self) -> None:
-        """Close the file of the filesystem too."""
-        if not self.closed:
-            self._stream.close()
-        super().close()
+def _check_most(path: str, num_bytes: int, most: int) -> None:
+    """Raise if a web server sends more of a file than it told, or than a file of unknown size may have."""
+    if num_bytes > most:
+        raise DownloadError(f"{path!r} has more than {most:,} bytes. Check the server.")
 
 
 def _check_part(name: str, start: int, stop: int, content: bytes) -> None:
     if len(content) == stop - start:
         return
-    asked = f"the {stop - start} bytes from {start} of {name!r} came"
     if len(content) < stop - start:
-        raise DownloadError(f"{len(content)} of {asked}")
-    raise DownloadError(
-        f"more than {asked}: the storage gives whole files alone. Give the cache a max_bytes that holds all remote "
-        f"datasets of the run, and a whole_bytes that is no less than the file."
+        raise DownloadError(f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came")
+    raise _gives_whole_files(name, start, stop - start)
+
+
+def _gives_whole_files(name: str, start: int, num_bytes: int) -> DownloadError:
+    return DownloadError(
+        f"more than the {num_bytes} bytes from {start} of {name!r} came: the storage gives whole files alone. Give the "
+        f"cache a max_bytes that holds all remote datasets of the run, and a whole_bytes that is no less than the file."
     )
 
 

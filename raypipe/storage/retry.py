@@ -91,7 +91,7 @@ class Copies:
     cache: FileCache
     file: str
     """Path and version of the file."""
-    wanted: Sequence[tuple[str, Fetch, int]]
+    wanted: Sequence[tuple[str, Fetch, int | None]]
     """What `FileCache.hold` takes for each."""
     is_sound: Callable[[], bool]
     """Whether they are known to be what the storage has: then only reading them again can help."""

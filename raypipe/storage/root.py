@@ -19,9 +19,9 @@ from raypipe.storage.copies import CacheSpec, HeldStream, RangedFile, open_cache
 from raypipe.storage.hub.cache import find_snapshot, is_repo_id, parse_pinned, resolve
 from raypipe.storage.hub.files import open_files
 from raypipe.storage.local_files import LOOK_AT_DISK, check_file, inside, replace_file, unreadable_file, walk_files
-from raypipe.storage.node_cache import Fetch, HeldFile, Progress, Result
+from raypipe.storage.node_cache import Fetch, FileCache, HeldFile, Progress, Result
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
-from raypipe.storage.remote import ListedFile, Remote, check_listed, write_fetched
+from raypipe.storage.remote import ListedFile, Remote, write_fetched
 from raypipe.storage.retry import Copies, read_twice
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -97,7 +97,7 @@ class Storage:
     def _remote(self) -> Remote:
         remote = Remote(self.filesystem, self.path, self.commit)
         if self.listing and self.cache is not None:
-            remote.share_listing(open_cache(self.cache), self.uri, self.listing)
+            remote.share_listing(self._files, self.uri, self.listing)
         return remote
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Storage:
         listing, remote = self.listing, self.__dict__.get("_remote")
         if not listing and self.cache is not None and not self.commit and remote is not None and remote.is_listable:
             # The processes of a run share the one that this node keeps.
-            listing = remote.keep_listing(open_cache(self.cache), self.uri)
+            listing = remote.keep_listing(self._files, self.uri)
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"listing": listing}
 
     def cached(self, cache: CacheSpec | None) -> "Storage":
@@ -152,21 +152,16 @@ class Storage:
 
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below `folder`, sorted; none if the folder is missing."""
+        if self.is_local:
+            return sorted(walk_files(self.path, folder))
         with self._naming(folder):
             if self._is_known and self.is_listable:
                 return sorted(name for name in self._remote.entries if not folder or name.startswith(f"{folder}/"))
-        if self.is_listable and not self.exists(folder):
-            return []
-        if self.is_local:
-            return sorted(walk_files(self.path, folder))
-        top = self.locate(folder)
-        with self._naming(folder):
-            prefix = len(self.path.rstrip("/")) + 1
-            names = sorted(check_listed(str(found)[prefix:]) for found in self.filesystem.find(top))
+            names = sorted(self._remote.find(folder))
         if not names and not self.is_listable:
             raise DownloadError(
-                f"the web server shows no files in {top!r}, and which there are has to be known. Let it show its "
-                f"folders, or copy the dataset."
+                f"the web server shows no files in {self.locate(folder)!r}, and which there are has to be known. Let "
+                f"it show its folders, or copy the dataset."
             )
         return names
 
@@ -189,7 +184,7 @@ class Storage:
         None if there is no cache, the file is too large to fetch whole, or the storage gives no version of it.
         """
         wanted = self._whole(name)
-        return open_cache(self.cache).hold(*wanted) if self.cache is not None and wanted else None
+        return self._files.hold(*wanted) if wanted else None
 
     def is_ranged(self, name: str) -> bool:
         """Return whether this node keeps only the parts in use of a remote file."""
@@ -217,12 +212,12 @@ class Storage:
 
     def _copies(self, name: str) -> Copies | None:
         entry = None if self.cache is None or self.is_local else self._remote.find_entry(name)
-        if self.cache is None or entry is None or not entry.stamp:
+        if entry is None or not entry.stamp:
             return None
         whole = self._whole(name)
         wanted = [whole] if whole is not None else []
         wanted += [self._part(name, *part) for part in sorted(used_parts(self.uri, name).copy())]
-        cache, file = open_cache(self.cache), f"{self.locate(name)} {entry.stamp}"
+        cache, file = self._files, f"{self.locate(name)} {entry.stamp}"
 
         def is_sound() -> bool:
             # A sum is of a whole file.
@@ -236,20 +231,26 @@ class Storage:
         The caller may cancel the future or ignore it: a later use of the file fetches it again and raises the error.
         """
         wanted = self._whole(name)
-        return open_cache(self.cache).prefetch(*wanted) if self.cache is not None and wanted else None
+        return self._files.prefetch(*wanted) if wanted else None
 
     def prefetch_part(self, name: str, start: int, stop: int) -> "Future[bool]":
         """Start to fetch bytes of a remote file that is kept by parts; see `prefetch`."""
-        assert self.cache is not None, "only a cache keeps parts"
-        return open_cache(self.cache).prefetch(*self._part(name, start, min(stop, self._entry(name).size_bytes)))
+        return self._files.prefetch(*self._part(name, start, min(stop, self._entry(name).size_bytes)))
 
-    def _whole(self, name: str) -> tuple[str, Fetch, int] | None:
+    @property
+    def _files(self) -> FileCache:
+        """The cache of this node; only where `cache` is given."""
+        assert self.cache is not None, "without a cache, this node keeps no files"
+        return open_cache(self.cache)
+
+    def _whole(self, name: str) -> tuple[str, Fetch, int | None] | None:
         """Return what a cache needs: the key of the content, how to fetch it, and its size."""
         if self.cache is None or self.is_local or self.is_ranged(name):
             return None
         entry = self._entry(name)
         key = f"{self.uri}/{name} {entry.stamp}"
-        return (key, partial(self._fetch, name), entry.size_bytes) if entry.stamp else None
+        # A web server need not tell the size, and then the cache learns it from the fetch.
+        return (key, partial(self._fetch, name), entry.size_bytes or None) if entry.stamp else None
 
     def _part(self, name: str, start: int, stop: int) -> tuple[str, Fetch, int]:
         key = f"{self.uri}/{name} {self._entry(name).stamp} bytes {start}-{stop}"
@@ -280,17 +281,13 @@ class Storage:
         if self.is_ranged(name):
             return self.open_ranged(name)  # type: ignore[return-value]
         with self._naming(name):
-            opened: IO[bytes] = (
-                self.filesystem.open(self.locate(name), "rb")
-                if self.is_local
-                else self._remote.open(name, partial(self._naming, name))
-            )
-        return opened
+            if self.is_local:
+                return self.filesystem.open(self.locate(name), "rb")  # type: ignore[no-any-return]
+            return self._remote.open(name, partial(self._naming, name))  # type: ignore[return-value]
 
     def open_ranged(self, name: str) -> RangedFile:
         """Open a remote file that this node keeps by parts."""
-        assert self.cache is not None, "only a cache keeps parts"
-        cache = open_cache(self.cache)
+        cache = self._files
 
         def hold(start: int, stop: int) -> HeldFile:
             used_parts(self.uri, name).add((start, stop))

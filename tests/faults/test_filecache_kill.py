@@ -57,8 +57,8 @@ for _ in range(num_uses):
     if draw.random() < 0.2:
         cache.prefetch(key, fetch_of(key, 0.0005), size)
         continue
-    with cache.use(key, fetch_of(key, 0.0002), size) as path:
-        check(path, key)
+    with cache.hold(key, fetch_of(key, 0.0002), size) as used:
+        check(used.path, key)
     if draw.random() < 0.3:
         # Kept while others are used, as a decoder keeps its video.
         held = cache.hold(key, fetch_of(key), size)
@@ -164,8 +164,8 @@ WAITING = (
     COMMON
     + """
 cache = FileCache(sys.argv[1], 100_000)
-with cache.use("a", fetch_of("a"), size_of("a")) as path:
-    check(path, "a")
+with cache.hold("a", fetch_of("a"), size_of("a")) as held:
+    check(held.path, "a")
 print(cache.stats().waits, cache.stats().misses, cache.stats().hits)
 """
 )
@@ -272,8 +272,8 @@ while True:
         sys.exit(f"killed at {moment}: the bound is {open(f'{folder}/bound').read()!r}")
     # One that was open all the time goes on without looking for the dead.
     for key in ("2", "large", "4"):
-        with before.use(key, sized(key), SIZES.get(key, 30_000)) as path:
-            if open(path, "rb").read(len(key)) != key.encode():
+        with before.hold(key, sized(key), SIZES.get(key, 30_000)) as held:
+            if open(held.path, "rb").read(len(key)) != key.encode():
                 sys.exit(f"killed at {moment}: wrong content of {key}")
     FileCache(folder, 100_000)
     left = [name for name in os.listdir(folder) if len(name) != 32 and name not in ("ledger", "bound")]

@@ -305,6 +305,42 @@ def test_a_disk_that_takes_less_than_it_is_given_leaves_no_holes(s3, root, folde
     assert storage.read_bytes(VIDEO) == (Path(folder) / VIDEO).read_bytes()
 
 
+@pytest.mark.parametrize("has_md5", [True, False])
+def test_a_server_that_sends_less_than_it_was_asked_for_leaves_no_holes(s3, tmp_path, monkeypatch, has_md5):
+    monkeypatch.setattr("raypipe.storage.bodies.PART_BYTES", 1000)
+    content, answer, is_short = os.urandom(2500), s3._app, [True]
+
+    def answer_less(environ, start_response):
+        start, _, last = environ.get("HTTP_RANGE", "").removeprefix("bytes=").partition("-")
+        if last and is_short[-1] and environ["REQUEST_METHOD"] == "GET":
+            # The last part is shorter, so the file has the right size.
+            environ["HTTP_RANGE"] = f"bytes={start}-{min(int(last), int(start) + 699)}"
+        return answer(environ, start_response)
+
+    monkeypatch.setattr(s3, "_app", answer_less)
+    s3.put("short/file.bin", content)
+    storage = Storage(f"s3://{s3.bucket}/short", CacheSpec(folder=str(tmp_path / "cache")))
+    # False for an object that was uploaded in parts: its ETag is no sum of its bytes.
+    storage._remote._s3._has_md5 = has_md5
+
+    with pytest.raises(DownloadError, match=r"1900 of the 2500 bytes of 'lab-.*/short/file\.bin' came"):
+        storage.read_bytes("file.bin")
+    is_short.append(False)
+    assert storage.read_bytes("file.bin") == content
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_objects_that_stand_for_folders_are_no_files(s3, root, dataset, tmp_path, kept):
+    top = root.rpartition("/")[2]
+    files = Storage(root).list_files()
+    for folder in ("", "meta/", "data/", "videos/", "empty/"):
+        s3.put(f"{top}/{folder}", b"")
+
+    assert Storage(root).list_files() == open_dataset(root).meta.storage.list_files() == files
+    assert Storage(root).list_files("meta") == [name for name in files if name.startswith("meta/")]
+    assert_all_of(list(make_loader(root, tmp_path, kept)), dataset)
+
+
 def test_a_slow_answer_is_asked_for_as_often_as_s3fs_does_and_not_more(s3, root, tmp_path):
     storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
     s3.fail(VIDEO, times=1000, delay_s=0.8)

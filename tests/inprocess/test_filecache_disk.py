@@ -38,7 +38,7 @@ def test_a_file_is_fetched_once_and_then_found(folder):
     cache, fetch = FileCache(folder, 1000), Fetch("a", 300)
 
     for _ in range(3):
-        with cache.use("a", fetch, 300) as path, open(path, "rb") as stream:
+        with cache.hold("a", fetch, 300) as held, open(held.path, "rb") as stream:
             assert stream.read() == fetch.content
 
     assert fetch.calls == 1
@@ -50,14 +50,14 @@ def test_a_file_is_fetched_once_and_then_found(folder):
 def test_another_cache_on_the_folder_finds_what_one_has_fetched(folder):
     put(FileCache(folder, 1000), "a")
 
-    with pickle.loads(pickle.dumps(FileCache(folder, 1000))).use("a", never, 100) as path:
-        assert os.path.getsize(path) == 100
+    with pickle.loads(pickle.dumps(FileCache(folder, 1000))).hold("a", never, 100) as held:
+        assert os.path.getsize(held.path) == 100
 
 
 def test_the_least_recently_used_goes_first(folder):
     cache = FileCache(folder, 300)
     put(cache, "a", "b", "c")
-    with cache.use("a", never):
+    with cache.hold("a", never):
         pass
 
     put(cache, "d")
@@ -80,7 +80,7 @@ def test_what_was_used_for_long_counts_from_its_end(folder):
 def test_what_is_in_use_stays_whoever_uses_it(folder):
     cache, other = FileCache(folder, 300), FileCache(folder, 300)
     held = other.hold("a", Fetch("a", 100), 100)
-    with cache.use("a", never), cache.use("a", never):
+    with cache.hold("a", never), cache.hold("a", never):
         put(cache, "b", "c", "d", "e")
 
     put(cache, "f", "g", "h")
@@ -118,7 +118,7 @@ def test_a_file_larger_than_the_cache_is_refused_before_anything_goes(folder):
 
 def test_no_room_because_all_is_in_use_names_the_sizes(folder):
     cache = FileCache(folder, 300)
-    with cache.use("a", Fetch("a", 200), 200), pytest.raises(DownloadError) as caught:
+    with cache.hold("a", Fetch("a", 200), 200), pytest.raises(DownloadError) as caught:
         cache.hold("b", never, 150)
 
     told = str(caught.value)
@@ -165,8 +165,8 @@ def test_a_file_of_unknown_size_reserves_as_it_grows(folder):
     cache = FileCache(folder, 1000)
     put(cache, "a", "b", "c", size=300)
 
-    with cache.use("big", Watched("big", 1000, piece=50)) as path:
-        assert os.path.getsize(path) == 1000
+    with cache.hold("big", Watched("big", 1000, piece=50)) as held:
+        assert os.path.getsize(held.path) == 1000
 
     assert data_bytes(folder) == 1000
     with pytest.raises(ConfigError, match="has 1001 bytes or more"):
@@ -266,8 +266,8 @@ def test_a_damaged_file_is_fetched_again(folder):
     put(cache, "a")
     os.truncate(folder / name_of("a"), 50)
 
-    with cache.use("a", Fetch("a", 100), 100) as path:
-        assert os.path.getsize(path) == 100
+    with cache.hold("a", Fetch("a", 100), 100) as held:
+        assert os.path.getsize(held.path) == 100
         with pytest.raises(DownloadError, match="has not the 90 bytes that it should, and is in use"):
             cache.hold("a", never, 90)
 

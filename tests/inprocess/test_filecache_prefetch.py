@@ -23,8 +23,8 @@ def test_prefetch_brings_a_file_that_is_then_there_and_free_to_go(folder):
 
     assert cache.prefetch("a", Fetch("a", 300), 300).result(PATIENCE_S)
     assert cache.prefetch("a", never, 300).result(PATIENCE_S)
-    with cache.use("a", never, 300) as path:
-        assert os.path.getsize(path) == 300
+    with cache.hold("a", never, 300) as held:
+        assert os.path.getsize(held.path) == 300
     put(cache, "b")
 
     assert not is_there(cache, "a")
@@ -41,7 +41,7 @@ def test_prefetch_takes_the_room_of_used_files_but_not_of_files_that_were_fetche
 
     assert not other.prefetch("d", never, 100).result(PATIENCE_S)
     assert other.stats().prefetches_refused == 1
-    with other.use("a", never, 100):
+    with other.hold("a", never, 100):
         pass
     assert other.prefetch("d", Fetch("d", 100), 100).result(PATIENCE_S)
 
@@ -118,7 +118,7 @@ def test_a_use_waits_for_what_is_being_fetched_ahead_of_the_file_itself_or_in_it
 
 def test_a_use_does_not_wait_for_a_fetch_ahead_whose_room_would_not_be_enough(folder):
     cache, ahead = FileCache(folder, 300), Gated("a", 100)
-    with cache.use("used", Fetch("used", 100), 100):
+    with cache.hold("used", Fetch("used", 100), 100):
         coming = cache.prefetch("a", ahead, 100)
         assert ahead.started.wait(PATIENCE_S)
 

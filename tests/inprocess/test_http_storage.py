@@ -42,6 +42,8 @@ class WebServer:
         """Whether it tells when a file was written, and how large it is."""
         self.faults = {}
         """By the end of a path: what each next request is answered with, a status or ``"hang up"``."""
+        self.breaks = {}
+        """By the end of a path: after how many bytes the next bodies break off."""
         self.packs = "never"
         """Whether it sends files as gzip: never, where it is asked for that, always."""
         server = self
@@ -74,6 +76,14 @@ class WebServer:
                     self.send_part(Path(self.translate_path(self.path)).read_bytes())
                 else:
                     rightly()
+
+            def copyfile(self, source, target):
+                breaks = next((ones for end, ones in server.breaks.items() if self.path.endswith(end)), [])
+                if breaks:
+                    target.write(source.read(breaks.pop(0)))
+                    self.close_connection = True
+                else:
+                    super().copyfile(source, target)
 
             def is_to_be_packed(self):
                 is_asked = "gzip" in self.headers.get("Accept-Encoding", "")
@@ -272,11 +282,42 @@ def test_a_run_without_a_cache_outlasts_faults_of_a_web_server(server, local):
     assert frames_of_all(local_loader(pipe)) == frames_of_all(local_loader(make_pipe(local)))
 
 
+def test_a_body_that_breaks_off_is_fetched_again_from_its_start(server, local):
+    size = (local / "meta/info.json").stat().st_size
+    server.breaks = {"meta/info.json": [size - 1, 1]}
+
+    assert open_root(f"{server.address}/arm").read_bytes("meta/info.json") == (local / "meta/info.json").read_bytes()
+    assert server.asked["/arm/meta/info.json"] == 3
+
+
 def test_a_file_of_which_a_web_server_does_not_tell_the_size_is_read_whole(server, local):
     server.has_sizes = False
 
     with Storage(f"{server.address}/arm").open_file("meta/info.json") as stream:
         assert stream.read() == (local / "meta/info.json").read_bytes()
+
+
+@pytest.mark.parametrize("has_dates", [True, False])
+def test_a_dataset_of_a_web_server_that_tells_no_sizes_is_read_with_a_cache(server, local, tmp_path, has_dates):
+    server.has_sizes, server.has_dates = False, has_dates
+
+    pipe = make_pipe(f"{server.address}/arm", cache={"folder": str(tmp_path / "cache")})
+
+    assert frames_of_all(local_loader(pipe)) == frames_of_all(local_loader(make_pipe(local)))
+
+
+@pytest.mark.parametrize("kept", [CacheSpec(), None])
+def test_a_file_of_unknown_size_has_its_limit(server, local, monkeypatch, kept):
+    server.has_sizes = False
+    size = (local / "meta/info.json").stat().st_size
+    for most in (size - 1, size):
+        monkeypatch.setattr("raypipe.storage.remote.MOST_JSON_BYTES", most)
+        storage = Storage(f"{server.address}/arm", kept)
+        if most < size:
+            with pytest.raises(DownloadError, match=rf"info\.json' has more than {most:,} bytes"):
+                storage.read_bytes("meta/info.json")
+        else:
+            assert storage.read_bytes("meta/info.json") == (local / "meta/info.json").read_bytes()
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -387,6 +428,10 @@ def test_a_web_server_that_gives_whole_files_alone_is_told_of(server, local, tmp
         stream.seek(5)
         with pytest.raises(DownloadError, match=rf"bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
             stream.read(10)
+    for stop in (None, 1 << 30):
+        # The whole file is no longer than that.
+        with pytest.raises(DownloadError, match=rf"bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
+            Storage(f"{server.address}/arm").read_range(name, 5, stop)
 
 
 def test_a_web_server_is_asked_for_no_packed_body(server, local):

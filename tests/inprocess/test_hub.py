@@ -74,6 +74,30 @@ def test_a_file_read_without_a_cache_is_asked_for_once_however_its_reader_seeks(
     assert hub.num_requests - before == needed
 
 
+def test_what_was_read_ahead_without_a_cache_is_not_asked_for_again(hub, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr("raypipe.storage.remote.AHEAD_BYTES", 40_000)
+    folder, whole = shutil.copytree(dataset, tmp_path / "arm"), np.random.default_rng(0).bytes(100_000)
+    (folder / "videos/large.mp4").write_bytes(whole)
+    hub.add_repo(ARM, folder, tags=("v3.0",))
+    storage = open_root(ARM).cached(None)
+    storage.list_files()
+    before = hub.num_requests
+    storage.read_range("videos/large.mp4", 0, 10)
+    needed, before = hub.num_requests - before, hub.num_requests
+
+    with storage.open_file("videos/large.mp4") as stream:
+        for place in (1_000, 30_000, 9_000):
+            # Readers of parquet and of videos look for the size in this way.
+            stream.seek(0, os.SEEK_END)
+            stream.seek(place)
+            assert stream.read(30) == whole[place : place + 30]
+        assert hub.num_requests - before == needed
+
+        # One answer for the rest, however long.
+        assert stream.read() == whole[9_030:]
+        assert hub.num_requests - before == 2 * needed
+
+
 def test_nothing_is_written_to_a_commit_of_the_hub(arm):
     with pytest.raises(ConfigError, match="is a commit of the Hub"):
         open_root(ARM).write_atomic("notes.txt", b"")

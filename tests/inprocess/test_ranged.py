@@ -50,6 +50,7 @@ steps = st.one_of(
     st.tuples(st.just("seek"), st.integers(-50, 700), st.sampled_from([os.SEEK_SET, os.SEEK_CUR, os.SEEK_END])),
     st.tuples(st.just("read"), st.integers(-1, 300), st.none()),
     st.tuples(st.just("readinto"), st.integers(0, 300), st.none()),
+    st.tuples(st.just("readline"), st.integers(-1, 300), st.none()),
     st.tuples(st.just("need"), st.integers(0, 700), st.integers(0, 700)),
 )
 
@@ -62,6 +63,7 @@ def test_any_way_of_reading_gives_the_bytes_of_the_file(size, sequence, block_by
         (Path(folder) / "plain").write_bytes(content)
         patch.setattr(copies, "BLOCK_BYTES", block_bytes)
         patch.setattr(copies, "_KEPT", 3)
+        patch.setattr(copies, "_LINE_BYTES", max(1, block_bytes // 3))
         held = Held(content, f"{folder}/cache")
         with open(Path(folder) / "plain", "rb") as plain, RangedFile(size, held) as file:
             for kind, one, other in sequence:
@@ -72,6 +74,8 @@ def test_any_way_of_reading_gives_the_bytes_of_the_file(size, sequence, block_by
                     assert file.seek(max(one, -base), other) == plain.seek(max(one, -base), other)
                 elif kind == "read":
                     assert file.read(one) == plain.read(one)
+                elif kind == "readline":
+                    assert file.readline(one) == plain.readline(one)
                 elif kind == "readinto":
                     buffer = bytearray(one)
                     count = file.readinto(buffer)
@@ -84,6 +88,18 @@ def test_any_way_of_reading_gives_the_bytes_of_the_file(size, sequence, block_by
                 assert file.tell() == plain.tell()
                 assert len(file._parts) <= 3
         assert all(0 <= start < stop <= size for start, stop in held.asked)
+
+
+def test_lines_are_not_read_byte_by_byte(tmp_path, monkeypatch):
+    lines = [bytes([48 + number % 10]) * 5_000 + b"\n" for number in range(500)]
+    held, reads, read = Held(b"".join(lines), tmp_path / "cache"), [], os.pread
+    monkeypatch.setattr(os, "pread", lambda *asked: reads.append(asked) or read(*asked))
+
+    with RangedFile(len(held.content), held) as file:
+        assert list(file) == lines
+
+    assert len(reads) < 5 * len(lines)
+    assert [start for start, _ in held.asked] == list(range(0, len(held.content), copies.BLOCK_BYTES))
 
 
 def test_a_part_that_was_needed_is_read_without_another(tmp_path):

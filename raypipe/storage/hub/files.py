@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,7 +111,8 @@ def fetch_files(client: Client, source: HubSource, place: HubPlace, files: Listi
     is computed once, and again when the file's modification time has changed. The first error stops all threads; what
     is complete is kept.
     """
-    job, pool = _FetchJob(client, source, place, advance), DaemonPool(NUM_THREADS, "raypipe-fetch")
+    job = _FetchJob(client, source, place, advance, _read_stamps(place.stamps))
+    pool = DaemonPool(NUM_THREADS, "raypipe-fetch")
     try:
         fetches = [pool.submit(functools.partial(job.fetch, name, one)) for name, one in files.items()]
         done = [fetch.result() for fetch in as_completed(fetches)]
@@ -126,68 +127,69 @@ def fetch_files(client: Client, source: HubSource, place: HubPlace, files: Listi
     return [size_bytes for size_bytes in done if size_bytes is not None]
 
 
+@dataclass(slots=True)
 class _FetchJob:
-    def __init__(self, client: Client, source: HubSource, place: HubPlace, advance: OnBytes) -> None:
-        self._client = client
-        self._source = source
-        self._place = place
-        self._advance = advance
-        self._stamps = _read_stamps(place.stamps)
-        self._blob_locks: dict[str, threading.Lock] = {}
+    client: Client
+    source: HubSource
+    place: HubPlace
+    advance: OnBytes
+    stamps: dict[str, str]
+    """Of files that were verified, by name."""
+    blob_locks: dict[str, threading.Lock] = field(default_factory=dict)
+    """By hash: two names with the same content share a blob."""
 
     def fetch(self, name: str, file: HubFile) -> int | None:
         """Fetch a file and return its size, or None if it was complete."""
         try:
-            # Two names with the same content share a blob.
-            with self._blob_locks.setdefault(file.content_hash, threading.Lock()):
+            with self.blob_locks.setdefault(file.content_hash, threading.Lock()):
                 if self._is_complete(name, file):
-                    self._advance(file.size_bytes)
+                    self.advance(file.size_bytes)
                     return None
                 self._download(name, file)
                 return file.size_bytes
         except OSError as error:
             why = "the disk is full" if error.errno == errno.ENOSPC else f"{type(error).__name__}: {error}"
             raise DownloadError(
-                f"cannot keep {self._source.ask(name)} below {str(self._place.folder)!r}: {why}"
+                f"cannot keep {self.source.ask(name)} below {str(self.place.folder)!r}: {why}"
             ) from error
 
     def write_stamps(self) -> None:
         """Remember which files were verified."""
         # A thread that was left behind may still add to the original.
-        content = json.dumps(dict(self._stamps), indent=1)
+        content = json.dumps(dict(self.stamps), indent=1)
         # This fails too on a full disk; then the files are verified again next time.
         with suppress(OSError):
-            replace_file(self._place.stamps, content.encode())
+            replace_file(self.place.stamps, content.encode())
 
     def _is_complete(self, name: str, file: HubFile) -> bool:
-        path = self._place.folder / name
-        if not path.exists() and self._place.blobs is not None:
+        path = self.place.folder / name
+        if not path.exists() and self.place.blobs is not None:
             # The content may be there already under another name or from another commit.
-            blob = self._place.blobs / file.content_hash
+            blob = self.place.blobs / file.content_hash
             if has_content(blob, file):
                 _link(blob, path)
         if not file.is_at(path):
             return False
         stamp = _stamp(path, file)
-        if self._stamps.get(name) != stamp and not has_content(path, file):
+        if self.stamps.get(name) != stamp and not has_content(path, file):
             return False
-        self._stamps[name] = stamp
+        self.stamps[name] = stamp
         return True
 
     def _download(self, name: str, file: HubFile) -> None:
-        half, target = self._place.partial / file.content_hash, self._place.folder / name
+        half, target = self.place.partial / file.content_hash, self.place.folder / name
         half.parent.mkdir(parents=True, exist_ok=True)
-        _Transfer(self._client, self._source.file_url(name), file, half, self._advance).run(self._source.ask(name))
-        self._client.check_running()
+        _Transfer(self.client, self.source.file_url(name), file, half, self.advance).run(self.source.ask(name))
+        self.client.check_running()
         target.parent.mkdir(parents=True, exist_ok=True)
-        if self._place.blobs is None:
+        if self.place.blobs is None:
             os.replace(half, target)
         else:
-            self._place.blobs.mkdir(parents=True, exist_ok=True)
-            blob = self._place.blobs / file.content_hash
+            self.place.blobs.mkdir(parents=True, exist_ok=True)
+            blob = self.place.blobs / file.content_hash
             os.replace(half, blob)
             _link(blob, target)
-        self._stamps[name] = _stamp(target, file)
+        self.stamps[name] = _stamp(target, file)
 
 
 @dataclass(slots=True)
