@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from raypipe.account import Handed, Skip
 from raypipe.dataset import REPRESENTATION, Schema, window_rows
 from raypipe.decode import ClipExecutor, ClipKey, decode_clip
-from raypipe.errors import DatasetError
+from raypipe.errors import ConfigError, DatasetError
 from raypipe.feed import (
     BadSpan,
     BlockContext,
@@ -177,7 +177,11 @@ class Assembler:
         if self._spec.transform is None:
             return built
         with SeededRandom(int(seeds.sum())):
-            return self._spec.transform(built, built.get("augment_seed", seeds))
+            changed = self._spec.transform(built, built.get("augment_seed", seeds))
+        # A transform that changes the batch in place easily lacks the return.
+        if changed is None:
+            raise ConfigError("transform must return a batch; it has returned None")
+        return changed
 
     def _samples(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
         """Return a batch as tensors on the CPU, cameras as uint8; `keys` gives the clip of every sample."""

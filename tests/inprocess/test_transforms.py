@@ -207,6 +207,11 @@ def test_changes_that_make_no_batch_are_told(pipe, change, message):
         list(local_loader(pipe, sample_transform=change))
 
 
+def test_batch_transform_without_a_return_is_an_error(pipe):
+    with pytest.raises(ConfigError, match="transform must return a batch; it has returned None"):
+        next(iter(pipe.loader(transform=lambda batch, _: batch.update(is_new=True))))
+
+
 def test_error_of_a_sample_transform_reaches_the_training_loop(pipe):
     def fail(sample, _):
         raise ZeroDivisionError("in the user's code")
