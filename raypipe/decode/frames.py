@@ -190,9 +190,12 @@ class FrameDecoder:
     def _read_guarded(self, request: "VideoRequest") -> torch.Tensor:
         key, num_deaths = self._look_up(request)
         if num_deaths < _MAX_DEATHS:
-            # Every try sets the mark anew.
-            read = process_journal().marking(key)(self.read_video)
-            return retry_transient(lambda: read(request))
+
+            def read() -> torch.Tensor:
+                with process_journal().marking(key):
+                    return self.read_video(request)
+
+            return retry_transient(read)
         if key not in self._isolated:
             self._isolated.add(key)
             warnings.warn(
