@@ -73,7 +73,7 @@ def choose_encodings(
             )
     for camera, encoding in encodings.items():
         check_size((encoding.height, encoding.width), encoding.codec, f"the size of camera {camera!r}")
-        _check_encoder(encoding, camera)
+        _check_encoder(encoding, camera, meta.fps)
     return encodings
 
 
@@ -86,9 +86,9 @@ def _read_source(meta: DatasetMeta, row: int, camera: str) -> tuple[str, int, in
     return read_video_format(meta.storage, name).codec, int(frame.shape[1]), int(frame.shape[2])
 
 
-def _check_encoder(encoding: Encoding, camera: str) -> None:
-    """Raise a `ConfigError` if FFmpeg here cannot write such a video."""
-    from raypipe.testing import encoders
+def _check_encoder(encoding: Encoding, camera: str, fps: float) -> None:
+    """Raise a `ConfigError` if FFmpeg here cannot write such a video; encodes one frame."""
+    from raypipe.testing import encoders, why_unwritable
 
     known = encoders()
     if encoding.codec not in known:
@@ -100,6 +100,11 @@ def _check_encoder(encoding: Encoding, camera: str) -> None:
         raise ConfigError(
             f"camera {camera!r} would be re-encoded to hevc with a width of {encoding.width}, and the encoder x265 "
             f"damages its process's memory below {_LEAST_HEVC_WIDTH}. Choose another codec with --codec, such as h264."
+        )
+    if why := why_unwritable(_coding(encoding, fps)):
+        raise ConfigError(
+            f"camera {camera!r} cannot be re-encoded to {encoding.codec!r} of {encoding.width}x{encoding.height} with "
+            f"gop {encoding.gop} and crf {encoding.crf}: {why}. Choose other values."
         )
 
 

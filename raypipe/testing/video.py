@@ -21,6 +21,7 @@ from torchcodec.decoders import VideoDecoder
 
 from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError
+from raypipe.format import one_line
 from raypipe.testing.checks import spread_cells, stamp_boards
 from raypipe.testing.spec import CameraSpec, SynthSpec
 from raypipe.text import check_choice
@@ -51,14 +52,18 @@ def encoders() -> dict[str, str]:
 def has_encoder(codec: str) -> bool:
     """Return whether FFmpeg here can write `codec` (``h264``, ``av1``, ``hevc``, ``vp9``)."""
     check_choice("codec", codec, list(_ENCODERS))
-    camera = CameraSpec(name="probe", codec=codec)  # type: ignore[arg-type]
+    return not why_unwritable(_coding(CameraSpec(name="probe", codec=codec), fps=10))  # type: ignore[arg-type]
+
+
+def why_unwritable(coding: VideoCoding) -> str:
+    """Return why FFmpeg here cannot write such a video; empty if it can. Tries it on one frame."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            with open_writer(Path(folder) / "probe.mp4", _coding(camera, fps=10)) as stream:
-                stream.add_frames(torch.zeros((1, 3, camera.height, camera.width), dtype=torch.uint8))
-        except RuntimeError:
-            return False
-    return True
+            with open_writer(Path(folder) / "probe.mp4", coding) as stream:
+                stream.add_frames(torch.zeros((1, 3, coding.height, coding.width), dtype=torch.uint8))
+        except RuntimeError as error:
+            return one_line(error)
+    return ""
 
 
 def check_tools(spec: SynthSpec) -> None:
