@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -48,11 +49,16 @@ def encoders() -> dict[str, str]:
     return {codec: name for codec, name in _ENCODERS.items() if has_encoder(codec)}
 
 
-@cache
 def has_encoder(codec: str) -> bool:
     """Return whether FFmpeg here can write `codec` (``h264``, ``av1``, ``hevc``, ``vp9``)."""
     check_choice("codec", codec, list(_ENCODERS))
-    return not why_unwritable(_coding(CameraSpec(name="probe", codec=codec), fps=10))  # type: ignore[arg-type]
+    return not _try_camera(CameraSpec(name="probe", codec=codec), fps=10)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _try_camera(camera: CameraSpec, fps: int) -> str:
+    """Return why the videos of a camera cannot be written here; empty if they can."""
+    return why_unwritable(_coding(camera, fps=fps))
 
 
 def why_unwritable(coding: VideoCoding) -> str:
@@ -74,6 +80,12 @@ def check_tools(spec: SynthSpec) -> None:
                 f"camera {camera.name!r}: FFmpeg here has no encoder {_ENCODERS[camera.codec]!r} for codec "
                 f"{camera.codec!r}. Codecs it can write: {', '.join(encoders()) or 'none'}. Get a full "
                 f"FFmpeg: {_INSTALL}"
+            )
+        if camera.kind == "video" and (why := _try_camera(replace(camera, name="probe"), spec.fps)):
+            raise ConfigError(
+                f"camera {camera.name!r}: {camera.codec} of {camera.width}x{camera.height} with gop {camera.gop}, "
+                f"b_frames {camera.b_frames} and crf {camera.crf} at {spec.fps} fps cannot be encoded: {why}. Choose "
+                f"other values."
             )
         needs_command = camera.kind == "depth" or (camera.is_video and _is_joined(spec))
         if needs_command and shutil.which("ffmpeg") is None:
