@@ -257,9 +257,8 @@ def parse_times(moov: bytes) -> tuple[bytes, int, NDArray[np.int64]]:
     track = find_video_track(moov)
     samples = need_box(track, b"mdia", b"minf", b"stbl")
     timescale = box_timescale(need_box(track, b"mdia", b"mdhd"))
-    movie_timescale = box_timescale(need_box(moov, b"mvhd"))
     pts = sample_pts(samples)
-    shift, stop = read_edit(find_box(track, b"edts", b"elst"), timescale, movie_timescale)
+    shift, stop = read_edit(find_box(track, b"edts", b"elst"), timescale, box_timescale(need_box(moov, b"mvhd")))
     # FFmpeg leaves out frames that an edit list cuts off, by rules that are not copied here.
     if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
         raise NotImplementedError("an mp4 whose edit list cuts frames off")

@@ -51,8 +51,8 @@ from raypipe.format import (
     tasks_table,
 )
 from raypipe.reshard.data import computed_kinds
-from raypipe.reshard.plan import CopyJob, Encoding, FilePlan
-from raypipe.reshard.videos import video_columns
+from raypipe.reshard.plan import CopyJob, FilePlan
+from raypipe.reshard.videos import declare_camera, video_columns
 from raypipe.reshard.workspace import ORIGIN
 from raypipe.storage import Storage
 from raypipe.text import counted, either, parse_json, read_lines
@@ -82,7 +82,6 @@ def write_meta(job: CopyJob, files: FilePlan, source: "SourceEpisodes", size_of:
 
 
 _OF_OLDER_VERSIONS: Final = ("total_videos", "total_chunks")
-_OF_SOUND: Final = "audio."
 
 
 def _make_info(job: CopyJob) -> dict[str, Any]:
@@ -121,49 +120,9 @@ def _features(job: CopyJob, declared: Mapping[str, Any]) -> dict[str, Any]:
     for name in (name for name in declared if name not in job.dropped):
         feature = {"names": None, **deepcopy(declared[name])}
         if feature["dtype"] == "video":
-            feature = _video_feature(feature, job.meta.features[name].shape, job.encodings.get(name), job.meta.fps)
+            feature = declare_camera(feature, job.meta.features[name].shape, job.encodings.get(name), job.meta.fps)
         features[name] = feature
     return features | job.columns.added
-
-
-def _video_feature(
-    feature: dict[str, Any], shape: tuple[int, ...], encoding: Encoding | None, fps: float
-) -> dict[str, Any]:
-    """Return the declaration of a camera: its record under v3.0's name, without sound, which is not copied."""
-    older = feature.pop("video_info", None) or {}
-    record = {**older, **(feature.get("info") or {})}
-    if record.get("has_audio"):
-        record = {key: value for key, value in record.items() if not key.startswith(_OF_SOUND)} | {"has_audio": False}
-    if encoding is not None:
-        feature["shape"] = _resized(feature, shape, encoding)
-        record |= {
-            "video.height": encoding.height,
-            "video.width": encoding.width,
-            "video.codec": encoding.codec,
-            "video.pix_fmt": "yuv420p",
-            "video.fps": int(fps) if fps == int(fps) else fps,
-            "video.channels": 3,
-            "has_audio": False,
-            "video.g": encoding.gop,
-            "video.crf": encoding.crf,
-        }
-        # The options of the first encoder do not describe these packets.
-        record = {key: value for key, value in record.items() if key not in _OF_FIRST_ENCODER}
-    return {**feature, "info": record} if record else feature
-
-
-_OF_FIRST_ENCODER: Final = ("video.preset", "video.fast_decode", "video.video_backend", "video.extra_options")
-
-
-def _resized(feature: Mapping[str, Any], shape: tuple[int, ...], encoding: Encoding) -> list[int]:
-    """Return the shape with the new height and width, in the source's order of axes."""
-    sizes = {"c": shape[0], "h": encoding.height, "w": encoding.width}
-    names = feature.get("names")
-    axes = [str(name)[:1] for name in names] if isinstance(names, list) else []
-    if sorted(axes) == ["c", "h", "w"]:
-        return [sizes[axis] for axis in axes]
-    is_channels_first = list(feature["shape"])[:1] == [shape[0]] and list(feature["shape"])[-1:] != [shape[0]]
-    return [sizes[axis] for axis in ("chw" if is_channels_first else "hwc")]
 
 
 def _mapping(job: CopyJob) -> pa.Table:

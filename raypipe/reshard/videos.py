@@ -15,7 +15,7 @@ sum of durations.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -402,3 +402,45 @@ def video_columns(job: CopyJob, units: Sequence[VideoCopy]) -> dict[str, NDArray
     for name, column in columns.items():
         assert (column >= 0).all(), f"{name} of an episode was never written"
     return columns
+
+
+_OF_SOUND: Final = "audio."
+_OF_FIRST_ENCODER: Final = ("video.preset", "video.fast_decode", "video.video_backend", "video.extra_options")
+
+
+def declare_camera(
+    feature: dict[str, Any], shape: tuple[int, ...], encoding: Encoding | None, fps: float
+) -> dict[str, Any]:
+    """Return the declaration of a camera for ``info.json``; sound is not copied, so it is not declared."""
+    older = feature.pop("video_info", None) or {}
+    record = {**older, **(feature.get("info") or {})}
+    if record.get("has_audio"):
+        record = {key: value for key, value in record.items() if not key.startswith(_OF_SOUND)} | {"has_audio": False}
+    if encoding is not None:
+        feature["shape"] = _resized(feature, shape, encoding)
+        record |= {
+            "video.height": encoding.height,
+            "video.width": encoding.width,
+            "video.codec": encoding.codec,
+            "video.pix_fmt": "yuv420p",
+            "video.fps": int(fps) if fps == int(fps) else fps,
+            "video.channels": 3,
+            "has_audio": False,
+            "video.g": encoding.gop,
+            "video.crf": encoding.crf,
+        }
+        # The options of the first encoder do not describe these packets.
+        record = {key: value for key, value in record.items() if key not in _OF_FIRST_ENCODER}
+    return {**feature, "info": record} if record else feature
+
+
+def _resized(feature: Mapping[str, Any], shape: tuple[int, ...], encoding: Encoding) -> list[int]:
+    """Return the shape with the new height and width, in the source's order of axes."""
+    sizes = {"c": shape[0], "h": encoding.height, "w": encoding.width}
+    names = feature.get("names")
+    axes = [str(name)[:1] for name in names] if isinstance(names, list) else []
+    if sorted(axes) == ["c", "h", "w"]:
+        return [sizes[axis] for axis in axes]
+    declared = list(feature.get("shape") or ())
+    is_channels_first = declared[:1] == [shape[0]] and declared[-1:] != [shape[0]]
+    return [sizes[axis] for axis in ("chw" if is_channels_first else "hwc")]
