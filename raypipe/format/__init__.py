@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         VIDEO_TEMPLATES,
         DatasetMeta,
         format_path,
+        read_fps,
         read_metadata,
         why_unfit,
     )
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from raypipe.format.mp4 import (
         VideoFormat,
         VideoIndex,
-        box_timescale,
         episode_first_frame,
         find_box,
         find_video_track,
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
         list_boxes,
         need_box,
         parse_moov,
+        parse_times,
         parse_video_format,
         read_box,
-        read_edit,
         read_moov,
         read_ranged_index,
         read_video_format,
@@ -77,9 +77,8 @@ if TYPE_CHECKING:
         same_codec,
         sample_durations,
         sample_keyframes,
-        sample_offsets,
+        sample_places,
         sample_pts,
-        sample_sizes,
     )
     from raypipe.format.rows import (
         OpenFiles,

@@ -223,7 +223,7 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     return DatasetMeta(
         storage=storage,
         version=version,
-        fps=_read_fps(info, place),
+        fps=read_fps(info, place),
         robot_type=str(info.get("robot_type") or "unknown"),
         features=features,
         episodes=episodes,
@@ -260,7 +260,8 @@ def _check_version(info: Mapping[str, Any], place: str) -> str:
     return version
 
 
-def _read_fps(info: Mapping[str, Any], place: str) -> float:
+def read_fps(info: Mapping[str, Any], place: str) -> float:
+    """Return the frame rate in ``info.json``, which is at `place`."""
     fps = info.get("fps")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 1e-6 <= fps <= 1e6:
         raise DatasetError(

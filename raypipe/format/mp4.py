@@ -237,26 +237,32 @@ def _kept_index(storage: Storage, name: str, _: str) -> VideoIndex:
 
 def parse_moov(moov: bytes) -> VideoIndex:
     """Return the index in a ``moov`` box; see `read_video_index` for the kinds that it does not know."""
-    if find_box(moov, b"mvex") is not None:
-        raise NotImplementedError("a fragmented mp4")
-    track = find_video_track(moov)
-    samples = need_box(track, b"mdia", b"minf", b"stbl")
-    timescale = box_timescale(need_box(track, b"mdia", b"mdhd"))
-    movie_timescale = box_timescale(need_box(moov, b"mvhd"))
-    pts = sample_pts(samples)
-    shift, stop = read_edit(find_box(track, b"edts", b"elst"), timescale, movie_timescale)
-    # FFmpeg leaves out frames that an edit list cuts off, by rules that are not copied here.
-    if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
-        raise NotImplementedError("an mp4 whose edit list cuts frames off")
+    samples, timescale, pts = parse_times(moov)
     order = np.argsort(pts, kind="stable")
     is_keyframe = sample_keyframes(samples, len(pts))
     packets = None
     # A file can be decoded without knowing its packets; of a remote file more bytes are read then.
     with suppress(NotImplementedError, ValueError, IndexError, OverflowError, struct.error):
-        size = sample_sizes(samples)
-        offset = sample_offsets(samples, size)
-        packets = Packets(offset, size, np.flatnonzero(is_keyframe), order) if len(size) == len(order) else None
-    return VideoIndex((pts[order] + shift) / timescale, is_keyframe[order], timescale, packets)
+        packets = Packets(*sample_places(samples, len(pts)), np.flatnonzero(is_keyframe), order)
+    return VideoIndex(pts[order] / timescale, is_keyframe[order], timescale, packets)
+
+
+def parse_times(moov: bytes) -> tuple[bytes, int, NDArray[np.int64]]:
+    """Return the tables of samples in a ``moov`` box, the ticks per second, and when each sample is shown.
+
+    The times are ticks after the edit list, in decoding order.
+    """
+    if find_box(moov, b"mvex") is not None:
+        raise NotImplementedError("a fragmented mp4")
+    track = find_video_track(moov)
+    samples = need_box(track, b"mdia", b"minf", b"stbl")
+    timescale = box_timescale(need_box(track, b"mdia", b"mdhd"))
+    pts = sample_pts(samples)
+    shift, stop = read_edit(find_box(track, b"edts", b"elst"), timescale, box_timescale(need_box(moov, b"mvhd")))
+    # FFmpeg leaves out frames that an edit list cuts off, by rules that are not copied here.
+    if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
+        raise NotImplementedError("an mp4 whose edit list cuts frames off")
+    return samples, timescale, pts + shift
 
 
 def find_video_track(moov: bytes) -> bytes:
@@ -435,7 +441,15 @@ def sample_keyframes(samples: bytes, count: int) -> NDArray[np.bool_]:
     return is_keyframe
 
 
-def sample_sizes(table: bytes) -> NDArray[np.int64]:
+def sample_places(table: bytes, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where each of `count` packets starts in the file, and its bytes, in decoding order."""
+    size = _sample_sizes(table)
+    if len(size) != count:
+        raise ValueError(f"{count} times for {len(size)} frames")
+    return _sample_offsets(table, size), size
+
+
+def _sample_sizes(table: bytes) -> NDArray[np.int64]:
     """Return the bytes of every sample, in decoding order."""
     body = find_box(table, b"stsz")
     if body is None:
@@ -446,7 +460,7 @@ def sample_sizes(table: bytes) -> NDArray[np.int64]:
     return np.frombuffer(body, dtype=">u4", count=count, offset=12).astype(np.int64)
 
 
-def sample_offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sample_offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where each packet starts: packets are contiguous inside a chunk, and the file lists chunks."""
     wide = find_box(table, b"co64")
     dtype, body = (">u8", wide) if wide is not None else (">u4", need_box(table, b"stco"))

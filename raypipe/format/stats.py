@@ -213,7 +213,8 @@ def _counts(feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, .
         counts[number] = part["count"].item() if part["count"].size == 1 else part["count"]
     axes = tuple(range(1, counts.ndim))
     is_bad = ~(np.isfinite(counts) & (counts >= 0)).all(axis=axes) | ~counts.any(axis=axes)
-    if is_bad.any():
+    # A feature may have no numbers at all.
+    if counts.size and is_bad.any():
         worst = int(np.argmax(is_bad))
         raise DatasetError(
             f"the 'count' of {feature!r} in {list(parts)[worst]} is {np.unique(counts[worst]).tolist()}; expected how "

@@ -7,8 +7,8 @@ The modules, from the bottom up (each may use those above it)::
     plan.py       the choices and whether they are possible, new numbers, episodes -> files   ReshardSpec
     videos.py     re-encodes episodes if asked, cuts videos into pieces of packets,           units of work
                   joins one video file
-    data.py       columns, one data file, statistics of the episodes                          a unit of work
-    meta.py       meta/ of the copy
+    data.py       columns, one data file, statistics of its rows                              a unit of work
+    meta.py       meta/ of the copy: what the source's says of episodes, statistics, all files
     run.py        all steps in order, in this process or on Ray                reshard_dataset, ReshardReport
 
 Rows keep their values and videos their packets, unless the spec changes pixels. Episodes keep their numbers, unless the

@@ -22,17 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.format import (
-    box_timescale,
     find_box,
     list_boxes,
     need_box,
-    read_edit,
+    parse_times,
     read_moov,
     sample_durations,
     sample_keyframes,
-    sample_offsets,
-    sample_pts,
-    sample_sizes,
+    sample_places,
 )
 from raypipe.storage import Storage
 
@@ -83,29 +80,19 @@ def read_track(storage: Storage, name: str) -> Track:
 
 
 def _parse(moov: bytes) -> Track:
-    if find_box(moov, b"mvex") is not None:
-        raise NotImplementedError("a fragmented mp4")
+    table, timescale, pts = parse_times(moov)
     tracks = [body for kind, body in list_boxes(moov) if kind == b"trak"]
     videos = [body for body in tracks if (find_box(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"]
-    if len(videos) != 1:
+    if len(videos) > 1:
         raise NotImplementedError(f"an mp4 with {len(videos)} video tracks")
-    video = videos[0]
-    table = need_box(video, b"mdia", b"minf", b"stbl")
-    timescale = box_timescale(need_box(video, b"mdia", b"mdhd"))
-    size = sample_sizes(table)
-    shift, stop = read_edit(find_box(video, b"edts", b"elst"), timescale, box_timescale(need_box(moov, b"mvhd")))
-    pts = sample_pts(table)
-    if len(pts) != len(size):
-        raise ValueError(f"its index has {len(pts)} times and {len(size)} packets")
-    if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
-        raise NotImplementedError("an mp4 whose edit list cuts frames off")
+    offset, size = sample_places(table, len(pts))
     return Track(
-        offset=sample_offsets(table, size),
+        offset=offset,
         size=size,
         duration=sample_durations(table),
-        pts=pts + shift,
-        is_keyframe=sample_keyframes(table, len(size)),
-        description=_description(video, table, timescale),
+        pts=pts,
+        is_keyframe=sample_keyframes(table, len(pts)),
+        description=_description(videos[0], table, timescale),
         has_other_tracks=len(tracks) > 1,
     )
 

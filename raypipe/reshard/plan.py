@@ -32,6 +32,9 @@ RECORDER_GOP: Final = 2
 """A keyframe every 2 frames, as LeRobot's recorder writes: a random access then costs one extra frame."""
 
 
+_NUMBER: Final = re.compile(r"\d{1,18}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardSpec:
     """How the copy differs from its source. By default it keeps everything: rows, packets, numbers."""
@@ -104,13 +107,13 @@ def parse_spec(
     """Return the spec for the words of a command line."""
     listed = read_exclude_file(exclude_file) if exclude_file is not None else ()
     episodes = [part.strip() for part in exclude.split(",") if part.strip()]
-    wrong = [part for part in episodes if not part.isdecimal()]
+    wrong = [part for part in episodes if not _NUMBER.fullmatch(part)]
     if wrong:
         raise ConfigError(f"episodes are given as numbers with commas, as 3,7; got {wrong[0]!r} in {exclude!r}")
     gop, size = encoding["gop"], encoding["size"]
-    if gop != SOURCE and not gop.isdecimal():
+    if gop != SOURCE and not _NUMBER.fullmatch(gop):
         raise ConfigError(f"gop is a number of frames, or 'source', got {gop!r}")
-    sides = re.fullmatch(r"(\d+)x(\d+)", size)
+    sides = re.fullmatch(r"(\d{1,9})x(\d{1,9})", size)
     if size != SOURCE and sides is None:
         raise ConfigError(f"the size of a camera is WIDTHxHEIGHT, as 320x240, or 'source', got {size!r}")
     return ReshardSpec(

@@ -27,8 +27,8 @@ import numpy as np
 
 from raypipe.errors import DatasetError
 from raypipe.format import DatasetMeta, read_metadata
-from raypipe.reshard.data import SourceEpisodes, open_source_episodes, read_columns, write_data_file
-from raypipe.reshard.meta import write_meta
+from raypipe.reshard.data import read_columns, write_data_file
+from raypipe.reshard.meta import SourceEpisodes, open_source_episodes, write_meta
 from raypipe.reshard.mp4 import Description
 from raypipe.reshard.plan import (
     CopyJob,

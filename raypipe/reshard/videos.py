@@ -15,7 +15,7 @@ sum of durations.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -73,7 +73,7 @@ def choose_encodings(
             )
     for camera, encoding in encodings.items():
         check_size((encoding.height, encoding.width), encoding.codec, f"the size of camera {camera!r}")
-        _check_encoder(encoding, camera)
+        _check_encoder(encoding, camera, meta.fps)
     return encodings
 
 
@@ -86,9 +86,9 @@ def _read_source(meta: DatasetMeta, row: int, camera: str) -> tuple[str, int, in
     return read_video_format(meta.storage, name).codec, int(frame.shape[1]), int(frame.shape[2])
 
 
-def _check_encoder(encoding: Encoding, camera: str) -> None:
-    """Raise a `ConfigError` if FFmpeg here cannot write such a video."""
-    from raypipe.testing import encoders
+def _check_encoder(encoding: Encoding, camera: str, fps: float) -> None:
+    """Raise a `ConfigError` if FFmpeg here cannot write such a video; encodes one frame."""
+    from raypipe.testing import encoders, why_unwritable
 
     known = encoders()
     if encoding.codec not in known:
@@ -100,6 +100,11 @@ def _check_encoder(encoding: Encoding, camera: str) -> None:
         raise ConfigError(
             f"camera {camera!r} would be re-encoded to hevc with a width of {encoding.width}, and the encoder x265 "
             f"damages its process's memory below {_LEAST_HEVC_WIDTH}. Choose another codec with --codec, such as h264."
+        )
+    if why := why_unwritable(_coding(encoding, fps)):
+        raise ConfigError(
+            f"camera {camera!r} cannot be re-encoded to {encoding.codec!r} of {encoding.width}x{encoding.height} with "
+            f"gop {encoding.gop} and crf {encoding.crf}: {why}. Choose other values."
         )
 
 
@@ -397,3 +402,45 @@ def video_columns(job: CopyJob, units: Sequence[VideoCopy]) -> dict[str, NDArray
     for name, column in columns.items():
         assert (column >= 0).all(), f"{name} of an episode was never written"
     return columns
+
+
+_OF_SOUND: Final = "audio."
+_OF_FIRST_ENCODER: Final = ("video.preset", "video.fast_decode", "video.video_backend", "video.extra_options")
+
+
+def declare_camera(
+    feature: dict[str, Any], shape: tuple[int, ...], encoding: Encoding | None, fps: float
+) -> dict[str, Any]:
+    """Return the declaration of a camera for ``info.json``; sound is not copied, so it is not declared."""
+    older = feature.pop("video_info", None) or {}
+    record = {**older, **(feature.get("info") or {})}
+    if record.get("has_audio"):
+        record = {key: value for key, value in record.items() if not key.startswith(_OF_SOUND)} | {"has_audio": False}
+    if encoding is not None:
+        feature["shape"] = _resized(feature, shape, encoding)
+        record |= {
+            "video.height": encoding.height,
+            "video.width": encoding.width,
+            "video.codec": encoding.codec,
+            "video.pix_fmt": "yuv420p",
+            "video.fps": int(fps) if fps == int(fps) else fps,
+            "video.channels": 3,
+            "has_audio": False,
+            "video.g": encoding.gop,
+            "video.crf": encoding.crf,
+        }
+        # The options of the first encoder do not describe these packets.
+        record = {key: value for key, value in record.items() if key not in _OF_FIRST_ENCODER}
+    return {**feature, "info": record} if record else feature
+
+
+def _resized(feature: Mapping[str, Any], shape: tuple[int, ...], encoding: Encoding) -> list[int]:
+    """Return the shape with the new height and width, in the source's order of axes."""
+    sizes = {"c": shape[0], "h": encoding.height, "w": encoding.width}
+    names = feature.get("names")
+    axes = [str(name)[:1] for name in names] if isinstance(names, list) else []
+    if sorted(axes) == ["c", "h", "w"]:
+        return [sizes[axis] for axis in axes]
+    declared = list(feature.get("shape") or ())
+    is_channels_first = declared[:1] == [shape[0]] and declared[-1:] != [shape[0]]
+    return [sizes[axis] for axis in ("chw" if is_channels_first else "hwc")]

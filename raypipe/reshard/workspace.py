@@ -218,7 +218,8 @@ def _fingerprint(storage: Storage, choices: dict[str, Any], size_of: Mapping[str
     digest = hashlib.sha256(json.dumps([LAYOUT, storage.uri, choices]).encode())
     digest.update(storage.read_bytes("meta/info.json"))
     for name, size in sorted(size_of.items()):
-        digest.update(f"{name}\0{size}\n".encode())
+        # The name of a file may have bytes that are not UTF-8.
+        digest.update(f"{name}\0{size}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -259,7 +260,7 @@ def _check_no_other(workspace: Workspace) -> None:
         before = json.loads(manifest.read_bytes())
         wanted = workspace.choices
         changed = {key: (value, wanted.get(key)) for key, value in before["spec"].items() if wanted.get(key) != value}
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"an unfinished copy stands in {str(others[0])!r} and cannot be told apart ({error}). Remove it: "
             f"rm -r {others[0]}"

@@ -277,7 +277,8 @@ def check_writable(path: Path) -> None:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file next to its place and rename it, so that a full disk leaves the old file."""
-    data = content.encode() if isinstance(content, str) else content
+    # A text may have the name of a file, and that may have bytes that are not UTF-8.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     # Write the target of a link, never the link itself.
     target = Path(os.path.realpath(path))
     try:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raypipe.testing.spec import CameraSpec, SynthSpec, numbered_cameras, varied_lengths
     from raypipe.testing.video import codec_options as codec_options
     from raypipe.testing.video import encoders, has_encoder
+    from raypipe.testing.video import why_unwritable as why_unwritable
     from raypipe.testing.write import write_dataset
 else:
     _, __getattr__ = lazy_names(__name__)

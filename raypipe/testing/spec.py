@@ -170,7 +170,7 @@ def varied_lengths(num_episodes: int, mean: int, seed: int) -> tuple[int, ...]:
 def numbered_cameras(num_cameras: int, size: str, codec: str, gop: int) -> tuple[CameraSpec, ...]:
     """Return cameras that differ only in their names, with `size` as ``WIDTHxHEIGHT``."""
     _check_at_least("the number of cameras", num_cameras, 0)
-    match = re.fullmatch(r"(\d+)x(\d+)", size)
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", size)
     if not match:
         raise ConfigError(f"the size of a camera is WIDTHxHEIGHT, as 96x64, got {size!r}")
     check_choice("codec", codec, get_args(Codec))

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError
+from raypipe.format import one_line
 from raypipe.testing.checks import spread_cells, stamp_boards
 from raypipe.testing.spec import CameraSpec, SynthSpec
 from raypipe.text import check_choice
@@ -46,18 +48,27 @@ def encoders() -> dict[str, str]:
     return {codec: name for codec, name in _ENCODERS.items() if has_encoder(codec)}
 
 
-@cache
 def has_encoder(codec: str) -> bool:
     """Return whether FFmpeg here can write `codec` (``h264``, ``av1``, ``hevc``, ``vp9``)."""
     check_choice("codec", codec, list(_ENCODERS))
-    camera = CameraSpec(name="probe", codec=codec)  # type: ignore[arg-type]
+    return not _try_camera(CameraSpec(name="probe", codec=codec), fps=10)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _try_camera(camera: CameraSpec, fps: int) -> str:
+    """Return why the videos of a camera cannot be written here; empty if they can."""
+    return why_unwritable(_coding(camera, fps=fps))
+
+
+def why_unwritable(coding: VideoCoding) -> str:
+    """Return why FFmpeg here cannot write such a video; empty if it can. Tries it on one frame."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            with open_writer(Path(folder) / "probe.mp4", _coding(camera, fps=10)) as stream:
-                stream.add_frames(torch.zeros((1, 3, camera.height, camera.width), dtype=torch.uint8))
-        except RuntimeError:
-            return False
-    return True
+            with open_writer(Path(folder) / "probe.mp4", coding) as stream:
+                stream.add_frames(torch.zeros((1, 3, coding.height, coding.width), dtype=torch.uint8))
+        except RuntimeError as error:
+            return one_line(error)
+    return ""
 
 
 def check_tools(spec: SynthSpec) -> None:
@@ -68,6 +79,12 @@ def check_tools(spec: SynthSpec) -> None:
                 f"camera {camera.name!r}: FFmpeg here has no encoder {_ENCODERS[camera.codec]!r} for codec "
                 f"{camera.codec!r}. Codecs it can write: {', '.join(encoders()) or 'none'}. Get a full "
                 f"FFmpeg: {_INSTALL}"
+            )
+        if camera.kind == "video" and (why := _try_camera(replace(camera, name="probe"), spec.fps)):
+            raise ConfigError(
+                f"camera {camera.name!r}: {camera.codec} of {camera.width}x{camera.height} with gop {camera.gop}, "
+                f"b_frames {camera.b_frames} and crf {camera.crf} at {spec.fps} fps cannot be encoded: {why}. Choose "
+                f"other values."
             )
         needs_command = camera.kind == "depth" or (camera.is_video and _is_joined(spec))
         if needs_command and shutil.which("ffmpeg") is None:

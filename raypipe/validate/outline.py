@@ -31,6 +31,7 @@ from raypipe.format import (
     one_line,
     read_episodes,
     read_features,
+    read_fps,
     read_json,
     read_metadata,
     read_parquet,
@@ -124,7 +125,9 @@ def _salvage(storage: Storage, files: tuple[str, ...], failure: Exception) -> Ou
     info: dict[str, Any] = {}
     with noting_damage(findings, "info-unreadable", Place(file=INFO)):
         info = read_json(storage, INFO)
-    version, is_packed = _salvage_version(info, files, findings)
+    version = _salvage_version(info, files, findings)
+    data_template = _salvage_template(info, "data_path", DATA_TEMPLATES[version == "v3.0"], findings)
+    is_packed = "{episode_index" not in data_template
     features = _salvage_features(info, findings)
     videos = [name for name, feature in features.items() if feature.kind == "video"]
     episodes = _salvage_episodes(storage, info, videos, is_packed, findings)
@@ -138,7 +141,7 @@ def _salvage(storage: Storage, files: tuple[str, ...], failure: Exception) -> Ou
         episodes=_NO_EPISODES if episodes is None else episodes,
         tasks=Tasks({}) if tasks is None else tasks,
         splits={},
-        data_template=_salvage_template(info, "data_path", DATA_TEMPLATES[is_packed], findings),
+        data_template=data_template,
         video_template=_salvage_template(info, "video_path", VIDEO_TEMPLATES[is_packed], findings) if videos else "",
         is_packed=is_packed,
         notes=(),
@@ -160,20 +163,16 @@ def _salvage(storage: Storage, files: tuple[str, ...], failure: Exception) -> Ou
     return _fit_templates(outline)
 
 
-def _salvage_version(info: Mapping[str, Any], files: tuple[str, ...], findings: list[Finding]) -> tuple[str, bool]:
-    """Return the version, and whether files hold several episodes; judged by the files if ``info.json`` is silent."""
-    looks_packed = any(name.startswith(f"{FOLDER}/") for name in files)
+def _salvage_version(info: Mapping[str, Any], files: tuple[str, ...], findings: list[Finding]) -> str:
+    """Return the version; judged by the files if ``info.json`` names none that raypipe reads."""
     version = str(info.get("codebase_version", "missing"))
     if version not in VERSIONS:
-        version = "v3.0" if looks_packed else "v2.1"
+        version = "v3.0" if any(name.startswith(f"{FOLDER}/") for name in files) else "v2.1"
         told = f"raypipe reads {', '.join(VERSIONS)}. By its files it is {version}"
         if info:
             message = f"codebase_version is {info.get('codebase_version')!r}; {told}"
             findings.append(on_info("version-unknown", message, ""))
-    template = info.get("data_path")
-    if isinstance(template, str):
-        return version, "{episode_index" not in template
-    return version, version == "v3.0"
+    return version
 
 
 def _salvage_features(info: Mapping[str, Any], findings: list[Finding]) -> dict[str, Feature]:
@@ -221,13 +220,13 @@ def _salvage_tasks(storage: Storage, info: Mapping[str, Any], findings: list[Fin
 
 
 def _salvage_fps(info: Mapping[str, Any], findings: list[Finding]) -> float:
-    fps = info.get("fps")
-    if isinstance(fps, int | float) and not isinstance(fps, bool) and 0 < fps < float("inf"):
-        return float(fps)
-    if info:
-        message = f"fps is {_shown(fps)}; expected a positive number of frames per second"
-        findings.append(on_info("info-key", message, "fps"))
-    return float("nan")
+    try:
+        return read_fps(info, INFO)
+    except DatasetError:
+        if info:
+            told = "expected a positive number of frames per second, at least 1e-6 and at most 1e6"
+            findings.append(on_info("info-key", f"fps is {_shown(info.get('fps'))}; {told}", "fps"))
+        return float("nan")
 
 
 def _salvage_template(info: Mapping[str, Any], key: str, usual: str, findings: list[Finding]) -> str:

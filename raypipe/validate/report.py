@@ -6,6 +6,7 @@ but none of a video that crashed its decoder.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -56,6 +57,8 @@ _LOG_SCALE_FROM: Final = 100
 """The scale is logarithmic if a kind has more findings than this."""
 _COLOURS = {"error": "#b3261e", "warning": "#b26a00", "note": "#5f6368"}
 _TEMPLATE: Final = "validate/templates/report.html"
+_EPISODE: Final = re.compile(r"[0-9]{1,18}")
+"""An episode's number; Arrow has 64 bits for it."""
 
 PagePicture = tuple[bytes, str]
 """A PNG file and its caption."""
@@ -272,11 +275,15 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
         lines += [f"# {finding.kind}: episode {episode}: {_reason(finding)}" for episode, finding in bad.items()]
         given = {name: value for name, value in asdict(member.selection).items() if value != plain[name]}
         selection = {**given, "exclude": sorted({*member.selection.exclude, *bad})}
-        name = json.dumps(member.name, ensure_ascii=False)
-        fields_text = (f"{key} = {json.dumps(value)}" for key, value in selection.items())
-        shown = f"selection = {{{', '.join(fields_text)}}}" if is_toml else f"  selection: {json.dumps(selection)}"
-        lines += [f"[{name}]" if is_toml else f"{name}:", shown]
+        fields_text = (f"{key} = {_quoted(value)}" for key, value in selection.items())
+        shown = f"selection = {{{', '.join(fields_text)}}}" if is_toml else f"  selection: {_quoted(selection)}"
+        lines += [f"[{_quoted(member.name)}]" if is_toml else f"{_quoted(member.name)}:", shown]
     return "\n".join(lines) + "\n"
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as TOML and YAML read it: they do not join the two halves that JSON makes of some letters."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _reason(finding: Finding) -> str:
@@ -291,12 +298,12 @@ def read_exclude_file(path: str | Path) -> tuple[int, ...]:
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the exclude file {str(path)!r}: {error}") from error
     numbers = set()
     for position, line in enumerate(lines, start=1):
         text = line.split("#", 1)[0].strip()
-        if text and not (text.isascii() and text.isdecimal()):
+        if text and not _EPISODE.fullmatch(text):
             raise ConfigError(
                 f"line {position} of {str(path)!r} is {text!r}; expected the number of an episode, or a comment "
                 f"behind '#'"

@@ -19,9 +19,8 @@ from raypipe.format import (
     parse_video_format,
     read_box,
     same_codec,
-    sample_offsets,
+    sample_places,
     sample_pts,
-    sample_sizes,
 )
 from raypipe.storage import Storage, is_transient, retry_transient
 from raypipe.text import counted, either, frames_text
@@ -153,10 +152,7 @@ def _parse(moov: bytes, size_bytes: int) -> Container:
         ends = np.zeros(len(pts), np.int64)
         # The index of some files gives no plain sizes, or no plain offsets.
         with suppress(NotImplementedError):
-            sizes = sample_sizes(samples)
-            if len(sizes) != len(pts):
-                raise ValueError(f"{len(pts)} times for {len(sizes)} frames")
-            ends = sample_offsets(samples, sizes) + sizes
+            ends = np.add(*sample_places(samples, len(pts)))
         ends = ends[np.argsort(pts, kind="stable")]
     return Container(index, parse_video_format(moov), ends, size_bytes, bool(np.any(np.diff(pts) < 0)))
 

@@ -1,6 +1,8 @@
 """Re-encoded copies: frames near the originals, keyframes and sizes as asked, rows untouched."""
 
+import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -77,6 +79,17 @@ def test_a_camera_has_the_size_asked_for(source, tmp_path):
     assert (feature["shape"], feature["info"]["video.height"], feature["info"]["video.width"]) == ([48, 64, 3], 48, 64)
     assert info_of(tmp_path / "copy")["features"][STILL] == info_of(source)["features"][STILL]
     assert_near(source, tmp_path / "copy")
+
+
+def test_a_camera_without_a_declared_shape_has_one_in_the_copy(source, tmp_path):
+    root = shutil.copytree(source, tmp_path / "source")
+    info = info_of(root)
+    info["features"][TOP] = {"dtype": "video"}
+    (root / "meta/info.json").write_text(json.dumps(info))
+
+    reshard(root, tmp_path / "copy", gop=5)
+
+    assert info_of(tmp_path / "copy")["features"][TOP]["shape"] == [96, 128, 3]
 
 
 @pytest.mark.parametrize("codec", ["h264", "av1", "hevc", "vp9"])

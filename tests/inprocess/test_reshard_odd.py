@@ -1,13 +1,17 @@
 """Videos that are not as the recorder writes them, and the command line around it all."""
 
 import json
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from reshard_checks import assert_times_exact, camera_packets, packets
+from reshard_checks import assert_times_exact, camera_packets, copied_rows, packets
 from typer.testing import CliRunner
 
 from raypipe.cli import app
@@ -43,6 +47,13 @@ def change(root, episode, *options):
     before.unlink()
 
 
+def change_column(path, name, change):
+    """Write a data file again with another column of this name."""
+    table = pq.read_table(path)
+    column = change(table.column(name).to_pylist())
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), path)
+
+
 def reshard(root, out, **choices):
     return reshard_dataset(str(root), out, ReshardSpec(**choices), where="process", allow_findings=True)
 
@@ -63,6 +74,66 @@ def test_further_fields_of_an_episodes_line_are_copied_whatever_their_names(sour
 
     table = pq.read_table(tmp_path / "copy/meta/episodes/chunk-000/file-000.parquet")
     assert table.select(list(more[0])).to_pylist() == more
+
+
+def test_further_files_of_meta_are_copied_whatever_their_names(source, tmp_path):
+    names = ("tasks_zh.jsonl", "episodes_quality.csv", "stats.json.bak", "modality.json")
+    for name in names:
+        (source / "meta" / name).write_text(name)
+
+    reshard(source, tmp_path / "copy")
+
+    assert [(tmp_path / "copy/meta" / name).read_text() for name in names] == list(names)
+
+
+def test_tasks_that_the_table_lists_by_number_are_those_of_the_rows_in_the_copy(source, tmp_path):
+    tasks = ("pick up the cube", "open the drawer")
+    # Numbered from 1, and in the copy from 0.
+    lines = [{"task_index": number + 1, "task": task} for number, task in enumerate(tasks)]
+    (source / "meta/tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    episodes = [json.loads(line) for line in (source / "meta/episodes.jsonl").read_text().splitlines()]
+    for episode in episodes:
+        episode["tasks"] = [str(episode["episode_index"] % 2 + 1)]
+    (source / "meta/episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes))
+    for path in source.glob("data/*/*.parquet"):
+        change_column(path, "task_index", lambda values: pa.array(np.array(values) + 1))
+
+    report = reshard(source, tmp_path / "copy")
+
+    table = pq.read_table(tmp_path / "copy/meta/episodes/chunk-000/file-000.parquet")
+    assert table.column("tasks").to_pylist() == [[tasks[0]], [tasks[1]], [tasks[0]]]
+    assert report.notes == ()
+
+
+def test_values_that_are_no_numbers_fit_the_type_of_another_file(source, tmp_path):
+    for number, path in enumerate(sorted(source.glob("data/*/*.parquet"))):
+        kind = pa.list_(pa.float32() if number == 0 else pa.float64())
+        change_column(path, "action", lambda rows, kind=kind: pa.array([[float("nan"), *rows[0][1:]], *rows[1:]], kind))
+
+    reshard(source, tmp_path / "copy")
+
+    assert all(np.isnan(rows.column("action")[0].as_py()[0]) for rows in copied_rows(tmp_path / "copy"))
+
+
+def test_a_feature_without_numbers_is_copied(source, tmp_path):
+    info = json.loads((source / "meta/info.json").read_text())
+    info["features"]["nothing"] = {"dtype": "float32", "shape": [0], "names": None}
+    (source / "meta/info.json").write_text(json.dumps(info))
+    for path in source.glob("data/*/*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.append_column("nothing", pa.array([[]] * len(table), pa.list_(pa.float32()))), path)
+
+    reshard(source, tmp_path / "copy")
+
+    assert open_dataset(str(tmp_path / "copy"))[0]["nothing"].shape == (0,)
+
+
+def test_a_file_whose_name_is_no_text_is_left_out_and_told(source, tmp_path):
+    Path(os.fsdecode(os.fsencode(source) + b"/notes\xff.txt")).touch()
+
+    report = reshard(source, tmp_path / "copy")
+
+    assert report.notes == ("1 file that no episode uses was left out: notes\udcff.txt",)
 
 
 @needs_ffmpeg

@@ -12,7 +12,8 @@ from hypothesis.extra.numpy import arrays
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import QUANTILES, Feature, Tasks
 from raypipe.reshard import ReshardSpec, parse_spec
-from raypipe.reshard.data import StatsPool, computed_kinds, describe_rows, stats_arrays
+from raypipe.reshard.data import computed_kinds, describe_rows
+from raypipe.reshard.meta import StatsPool, stats_arrays
 from raypipe.reshard.mp4 import Description
 from raypipe.reshard.plan import Piece, number_tasks, plan_data_files, plan_numbering, plan_video_files
 from raypipe.storage import open_storage

@@ -10,7 +10,7 @@ import pytest
 from reshard_checks import digests
 
 from raypipe.errors import ConfigError, DatasetError, DecodeError, ResumeError
-from raypipe.reshard import ReshardSpec, reshard_dataset
+from raypipe.reshard import ReshardSpec, parse_spec, reshard_dataset
 from raypipe.reshard import run as run_module
 from raypipe.testing import SynthSpec, write_dataset
 
@@ -81,6 +81,24 @@ def test_what_is_not_there_is_refused_by_name(source, tmp_path, choice, told):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("choice", [{"crf": 64}, {"gop": 3_000_000_000}, {"size": (20_000, 20_000)}])
+def test_what_the_encoder_cannot_do_is_refused_before_anything_is_written(source, tmp_path, choice):
+    with pytest.raises(ConfigError, match=r"top' cannot be re-encoded to 'vp9' of \d+x\d+ with gop \d+ and crf \d+: "):
+        reshard(source, tmp_path / "copy", codec="vp9", **choice)
+
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", [{"exclude": "9" * 5000}, {"gop": "9" * 5000}, {"size": "9" * 5000 + "x64"}])
+def test_a_number_without_end_on_the_command_line_is_refused(option):
+    encoding = {"gop": "source", "size": "source", "codec": "source", "crf": 24, **option}
+
+    with pytest.raises(ConfigError, match="got '9999"):
+        parse_spec(
+            exclude=encoding.pop("exclude", ""), exclude_file=None, drop_cameras=(), encoding=encoding, limits={}
+        )
+
+
 def test_a_camera_without_files_is_refused_with_the_option_that_helps(damaged, tmp_path):
     shutil.rmtree(damaged / "videos/chunk-000" / TOP)
 
@@ -130,6 +148,20 @@ def test_an_unknown_task_is_named(damaged, tmp_path):
         reshard(damaged, tmp_path / "copy")
 
 
+@pytest.mark.parametrize("has_tasks", [True, False])
+def test_a_row_without_a_task_is_named(damaged, tmp_path, has_tasks):
+    path = damaged / "data/chunk-000/episode_000001.parquet"
+    table = pq.read_table(path)
+    nothing = pa.nulls(len(table), pa.int64())
+    pq.write_table(table.set_column(table.column_names.index("task_index"), "task_index", nothing), path)
+    if not has_tasks:
+        info = json.loads((damaged / "meta/info.json").read_text())
+        (damaged / "meta/info.json").write_text(json.dumps(info | {"total_tasks": 0}))
+
+    with pytest.raises(DatasetError, match=r"'task_index' of episode 1 .* has empty values"):
+        reshard(damaged, tmp_path / "copy", allow_findings=True)
+
+
 def test_errors_of_the_source_are_kept_only_where_they_are_allowed(damaged, tmp_path):
     path = damaged / "data/chunk-000/episode_000000.parquet"
     table = pq.read_table(path)
@@ -165,6 +197,14 @@ def test_an_unfinished_copy_of_other_arguments_is_in_the_way(source, tmp_path, m
 
     report = reshard(source, out, exclude=(1,))
     assert report.num_kept_files == report.num_data_files + report.num_video_files
+
+
+def test_an_unfinished_copy_that_says_nothing_is_in_the_way(source, tmp_path):
+    (tmp_path / "copy.partial-0").mkdir()
+    (tmp_path / "copy.partial-0/manifest.json").write_text("[]")
+
+    with pytest.raises(ResumeError, match="cannot be told apart"):
+        reshard(source, tmp_path / "copy")
 
 
 def test_an_unfinished_copy_of_a_source_that_changed_is_in_the_way(damaged, tmp_path, monkeypatch):

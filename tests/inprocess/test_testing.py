@@ -25,6 +25,7 @@ from raypipe.testing import (
     draw_stamp,
     encoders,
     has_encoder,
+    numbered_cameras,
     read_stamp,
     write_dataset,
 )
@@ -146,6 +147,21 @@ def test_encoders_names_those_that_work():
     )
     with pytest.raises(ConfigError, match="'h264'"):
         has_encoder("h266")
+
+
+@pytest.mark.parametrize(
+    "choice", [{"codec": "vp9", "crf": 64}, {"gop": 3_000_000_000}, {"height": 20_000, "width": 20_000}]
+)
+def test_what_the_encoder_cannot_do_is_refused_before_anything_is_written(tmp_path, choice):
+    with pytest.raises(ConfigError, match=rf"camera '{TOP}': .* cannot be encoded: "):
+        write_dataset(tmp_path / "out", SynthSpec(cameras=one_camera(**choice)))
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_size_without_end_is_refused():
+    with pytest.raises(ConfigError, match="WIDTHxHEIGHT"):
+        numbered_cameras(1, "9" * 5000 + "x64", "h264", 2)
 
 
 def test_default_dataset_is_small_and_whole(tmp_path):

@@ -2,20 +2,22 @@
 
 import io
 import json
+import os
 import random
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from damages import DAMAGES, LENGTHS, SOUND, TOP, base_spec, edit_episodes, edit_rows, with_column
+from damages import DAMAGES, LENGTHS, SOUND, TOP, base_spec, edit_episodes, edit_info, edit_rows, with_column
 from PIL import Image
 
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
-from raypipe.validate import KINDS, validate_dataset
+from raypipe.validate import KINDS, validate_dataset, write_report
 
 CASES = [
     pytest.param(damage, version, id=f"{name}-{version}")
@@ -202,6 +204,39 @@ def test_a_dataset_without_info_is_still_looked_into(bases, tmp_path):
     kinds = validate_dataset(str(root), where="process").tally
 
     assert {"info-unreadable", "data-unreadable"} <= set(kinds)
+
+
+@pytest.mark.parametrize("fps", [10**400, 1e-9, 1e9])
+def test_a_rate_that_the_pipeline_refuses_is_one_finding(bases, tmp_path, fps):
+    root = shutil.copytree(bases["v3.0"], tmp_path / "dataset")
+    edit_info(root, lambda info: info.update(fps=fps))
+
+    report = validate_dataset(str(root), where="process")
+
+    assert [(found.kind, found.place.feature) for found in report.findings] == [("info-key", "fps")]
+
+
+@pytest.mark.parametrize("template", ["", "data/episode_{number}.parquet"])
+def test_a_template_that_says_nothing_does_not_hide_the_episodes(bases, tmp_path, template):
+    root = shutil.copytree(bases["v2.1"], tmp_path / "dataset")
+    edit_info(root, lambda info: info.update(data_path=template, fps=0))
+
+    report = validate_dataset(str(root), where="process")
+
+    wanted = {"info-key", "template-invalid"} if template else {"info-key"}
+    assert {found.kind for found in report.findings} == wanted
+    assert report.counts.data_files == len(LENGTHS)
+
+
+def test_a_file_whose_name_is_no_text_is_reported(bases, tmp_path):
+    root = shutil.copytree(bases["v3.0"], tmp_path / "dataset")
+    Path(os.fsdecode(os.fsencode(root) + b"/data/notes\xff.txt")).touch()
+
+    report = validate_dataset(str(root), where="process")
+    write_report(report, html_file=tmp_path / "page.html")
+
+    assert [(found.kind, found.place.file) for found in report.findings] == [("file-extra", "data/notes\udcff.txt")]
+    assert r"data/notes\udcff.txt" in (tmp_path / "page.html").read_text()
 
 
 def test_a_dataset_with_many_damages_tells_all_of_them(bases, tmp_path):

@@ -14,7 +14,7 @@ from raypipe.cli import app
 from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
-from raypipe.validate import validate_dataset, validate_mixture
+from raypipe.validate import format_mixture_exclude_file, validate_dataset, validate_mixture
 
 LENGTHS = (7, 9, 12, 9, 8)
 ONE = "on_missing: fill\nresize: [32, 40]\n"
@@ -240,6 +240,20 @@ def test_the_exclude_file_says_what_to_write_under_each_dataset(folder, tmp_path
     assert "# nan-values: episode 2: data/chunk-000/episode_000002.parquet: " in text
     mixture = Mixture([{"root": str(folder / "aloha"), **parsed["aloha"]}])
     assert sorted(set(mixture.members[0].index().episode.tolist())) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_the_exclude_file_keeps_the_letters_of_what_a_member_selects(folder, tmp_path, name):
+    DAMAGES["nan-actions"].apply(folder / "aloha")
+    task = "Würfel 🤖 greifen"
+    selection = f'selection: {{tasks: ["{task}"]}}' if name.endswith(".yaml") else f'selection = {{tasks = ["{task}"]}}'
+    text = f"datasets:\n  aloha:\n    root: aloha\n    {selection}\n"
+    path = write(folder, text if name.endswith(".yaml") else f'[datasets.aloha]\nroot = "aloha"\n{selection}\n', name)
+
+    text = format_mixture_exclude_file(validate_mixture(str(path), where="process"))
+
+    parsed = yaml.safe_load(text) if name.endswith(".yaml") else tomllib.loads(text)
+    assert parsed == {"aloha": {"selection": {"exclude": [2], "tasks": [task]}}}
 
 
 class LinkParser(PageParser):

@@ -156,6 +156,14 @@ def test_an_exclude_file_with_anything_else_names_the_line(tmp_path, line):
         read_exclude_file(path)
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00PAR1", b"9" * 5000, "٣".encode()])
+def test_an_exclude_file_of_something_else_is_an_error_of_the_caller(tmp_path, content):
+    (tmp_path / "bad.txt").write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"bad\.txt"):
+        read_exclude_file(tmp_path / "bad.txt")
+
+
 def test_a_missing_exclude_file_is_an_error_of_the_caller(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the exclude file"):
         read_exclude_file(tmp_path / "none.txt")
