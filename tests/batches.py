@@ -4,9 +4,11 @@ import hashlib
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 
-from raypipe.testing import CameraSpec, SynthSpec
+from raypipe.dataset import open_dataset
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 
@@ -42,6 +44,22 @@ def varied_spec(version="v3.0", lengths=(7, 1, 12, 5, 9, 3, 10, 4, 6)) -> SynthS
 
 def rows_spec(lengths=(7, 1, 12, 5, 9, 3, 10, 4, 6)) -> SynthSpec:
     return SynthSpec(lengths=lengths, cameras=(), state_dim=2, action_dim=2)
+
+
+@pytest.fixture(scope="session")
+def varied(tmp_path_factory):
+    """Open datasets of 57 frames with windows on everything, by format version; read-only."""
+    roots = tmp_path_factory.mktemp("varied")
+    return {
+        version: open_dataset(str(write_dataset(roots / version, varied_spec(version)))).windowed(offsets=WINDOWS)
+        for version in ("v2.0", "v2.1", "v3.0")
+    }
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory):
+    """A dataset of 57 frames without cameras; read-only."""
+    return open_dataset(str(write_dataset(tmp_path_factory.mktemp("rows") / "dataset", rows_spec())))
 
 
 def frames_of(batch) -> list[tuple[int, int]]:

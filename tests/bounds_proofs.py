@@ -102,4 +102,4 @@ def write_table(root: Path, name: str, columns: dict) -> Path:
 
 def repeated(value: object, kind: pa.DataType, times: int) -> pa.DictionaryArray:
     """Return a column of one value `times` over, which takes a few bytes in a file."""
-    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), times), pa.array([value], kind))
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), times), pa.array([value], kind))

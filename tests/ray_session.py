@@ -1,7 +1,9 @@
 """One local Ray for the tests that need it, started when first asked for; and ranks as threads of this process."""
 
 import threading
+from pathlib import Path
 
+import pytest
 import ray
 
 from raypipe.feed.feeder import end_feeders
@@ -23,6 +25,15 @@ def ensure_ray(num_cpus: int = 2) -> None:
             return
         end_ray()
     ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, logging_level="warning", log_to_driver=False)
+
+
+def mark_tests(items, folder: Path, timeout_s: int) -> None:
+    """Give the tests below a folder their time limit, and let them pass over what Ray warns of."""
+    for item in items:
+        if item.path.is_relative_to(folder):
+            item.add_marker(pytest.mark.timeout(timeout_s))
+            for ignored in IGNORED_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(ignored))
 
 
 def leave_ray(nextitem) -> None:

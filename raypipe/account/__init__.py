@@ -2,15 +2,15 @@
 
 The modules, from the bottom up (each may use those above it)::
 
-    frames.py   numbers every frame of all datasets; sets of such numbers that count repeats   FrameAxis, Runs
-    parts.py    what ranks handed over from a start to a saved state, with a chain of digests  Part, Account
-    ledger.py   what a rank records, batch by batch                                            Ledger, Page
-    file.py     an account as a parquet file                                                   write_account
-    checkpoint.py  the files of a checkpoint, and which of them lead to its state              CheckpointFiles
-    folder.py   the accounts of a run's folder and of its checkpoints                          AccountKeeper, RunAccount
-    replay.py   what a part must have by the plan, and which parts count                       Replay, Chain
-    verdict.py  the check: is every frame exactly one of these, once?                          check_account
-                emitted, skipped, left over, to come
+    frames.py      numbers every frame of all datasets; sets of such numbers that count repeats   FrameAxis, Runs
+    parts.py       what ranks handed over from a start to a saved state, with a chain of digests  Part, Account
+    ledger.py      what a rank records, batch by batch                                            Ledger, Page
+    file.py        an account as a parquet file                                                   write_account
+    checkpoint.py  the files of a checkpoint, and which of them lead to its state                 CheckpointFiles
+    folder.py      the accounts of a run's folder and of its checkpoints                          AccountKeeper
+    replay.py      what a part must have by the plan, and which parts count                       Replay, Chain
+    verdict.py     the check: is every frame exactly one of these, once?                          check_account
+                   emitted, skipped, left over, to come
 
 The record comes from the batches and never from the plan, so checking it against the plan can find errors. The commands
 ``raypipe account`` and ``raypipe where``, which also open the datasets, are in `raypipe.views`.

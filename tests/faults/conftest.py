@@ -1,15 +1,11 @@
 from pathlib import Path
 
 import pytest
-from ray_session import IGNORED_WARNINGS, ensure_ray, leave_ray
+from ray_session import ensure_ray, leave_ray, mark_tests
 
 
 def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(180))
-            for ignored in IGNORED_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(ignored))
+    mark_tests(items, Path(__file__).parent, 180)
 
 
 def pytest_runtest_teardown(item, nextitem):

@@ -3,6 +3,8 @@
 import sys
 
 import pytest
+from batches import rows as rows
+from batches import varied as varied
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from batches import (
     TOP,
-    WINDOWS,
     WRIST,
     assert_equals_samples,
     frames_of,
@@ -20,7 +19,6 @@ from batches import (
     local_loader,
     planned_epoch,
     rows_spec,
-    varied_spec,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,21 +31,6 @@ from raypipe.plan import clip_bound
 from raypipe.testing import CameraSpec, SynthSpec, assert_resumes_exactly, write_dataset
 
 ORDER = {"live_spans": 3}
-
-
-@pytest.fixture(scope="module")
-def varied(tmp_path_factory):
-    roots = tmp_path_factory.mktemp("varied")
-    return {
-        version: open_dataset(str(write_dataset(roots / version, varied_spec(version)))).windowed(offsets=WINDOWS)
-        for version in ("v2.0", "v2.1", "v3.0")
-    }
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """A dataset of 57 frames without cameras."""
-    return open_dataset(str(write_dataset(tmp_path_factory.mktemp("rows") / "dataset", rows_spec())))
 
 
 def rows_pipeline(rows, **parts):

@@ -26,11 +26,6 @@ from raypipe.views.account import check_run
 NUM_FRAMES = 57
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return open_dataset(str(write_dataset(tmp_path_factory.mktemp("rows") / "dataset", rows_spec())))
-
-
 def make_pipe(rows, **parts):
     return Pipeline(rows, **{"batch_size": 4, "seed": 1, "order": {"live_spans": 3}, **parts})
 

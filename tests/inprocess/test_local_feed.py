@@ -21,12 +21,6 @@ from raypipe.testing import write_dataset
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """A dataset of 57 frames without cameras."""
-    return open_dataset(str(write_dataset(tmp_path_factory.mktemp("rows") / "dataset", rows_spec())))
-
-
 @pytest.fixture
 def pipe(rows):
     return Pipeline(rows, batch_size=4, seed=1, order={"live_spans": 3})
