@@ -29,7 +29,7 @@ from raypipe.decode.clips import FramePool, Pixels
 from raypipe.decode.journal import Alarm, death_scope, journal_scope, marked, process_journal, unmarked, video_key
 from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
 from raypipe.decode.pixels import decode_image, resize_frames
-from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec, load_torchcodec, size_of
+from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec, size_of
 from raypipe.decode.videos import VideoPool, blaming, decoder_version
 from raypipe.errors import DecodeError, DownloadError, RaypipeError, note_episode, without_episode
 from raypipe.format import DatasetMeta, episode_first_frame, forget_indexes, read_ranged_index
@@ -85,15 +85,9 @@ class FrameDecoder:
         self._counts = DecodeCounts()
         self._isolated: set[int] = set()
         self._looked_up: dict[tuple[str, int, str], tuple[float, int, int]] = {}
-        is_depth = [
-            meta.features[name].depth_codes is not None for name in meta.cameras if meta.features[name].kind == "video"
-        ]
-        if not all(is_depth):
-            # Here, not with the first video, because callers make decoders early in a thread of their own.
-            load_torchcodec()
-        self._kept: KeptDataset | None = None
-        if folder is not None:
-            self._kept = KeptDataset(folder, meta, spec, decoder_version(spec.device, has_depth=any(is_depth)))
+        has_depth = any(meta.features[name].depth_codes is not None for name in meta.cameras)
+        version = decoder_version(spec.device, has_depth=has_depth) if folder is not None else ""
+        self._kept = KeptDataset(folder, meta, spec, version) if folder is not None else None
 
     @property
     def keeps_frames(self) -> bool:

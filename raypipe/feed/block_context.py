@@ -111,8 +111,12 @@ class BlockContext:
     @cached_property
     def decoders(self) -> "tuple[FrameDecoder, ...]":
         """A decoder per dataset."""
-        from raypipe.decode import FrameDecoder
+        from raypipe.decode import FrameDecoder, load_torchcodec
 
+        cameras = [meta.features[name] for meta in (dataset.meta for dataset in self.datasets) for name in meta.cameras]
+        if any(camera.kind == "video" and camera.depth_codes is None for camera in cameras):
+            # A second, which a rank spends here in a thread while its first rows are read.
+            load_torchcodec()
         folder = KeepFolder(self.keep, self.decoded_bytes) if self.keep is not None else None
         # Together they keep no more videos open than a single decoder would.
         return tuple(
