@@ -867,8 +867,8 @@ MUTANTS: Final = (
         "Proof",
         "epochs before the first part are not asked for",
         "account/verdict.py",
-        "begun = range(since, ",
-        "begun = range(min([state.epoch + bool(state.legs), *(part.epoch for part in parts)]), ",
+        "return range(since, stop)",
+        "return range(min([state.epoch + bool(state.legs), *(part.epoch for part in parts)]), stop)",
         (f"{DOCTORED}::test_a_doctored_account_with_a_new_chain_is_found_by_the_plan",),
     ),
     Mutant(
