@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from hub_server import Fault, HubServer
+from torchcodec.decoders import VideoDecoder
 
 from raypipe.dataset import open_dataset
 from raypipe.decode import DecodeSpec, FrameDecoder
 from raypipe.decode import frames as frames_module
 from raypipe.decode import journal as journal_module
-from raypipe.decode import videos as videos_module
 from raypipe.decode.frames import VideoRequest, decode_isolated
 from raypipe.decode.journal import process_journal, video_key
 from raypipe.storage import CacheSpec, num_requests
@@ -78,13 +78,13 @@ def wanted_pixels(root, row=0):
 @pytest.mark.parametrize("kept", KEPT)
 def test_no_process_is_marked_while_it_waits_for_the_hub(hub, root, tmp_path, monkeypatch, kept):
     wanted, decoding = wanted_pixels(root), []
-    decode = videos_module.VideoDecoder.get_frames_in_range
+    decode = VideoDecoder.get_frames_in_range
 
     def watched(self, *frames):
         decoding.append(marks_in(hub.journal))
         return decode(self, *frames)
 
-    monkeypatch.setattr(videos_module.VideoDecoder, "get_frames_in_range", watched)
+    monkeypatch.setattr(VideoDecoder, "get_frames_in_range", watched)
     meta = open_meta(tmp_path, kept)
     hub.marks.clear()
 

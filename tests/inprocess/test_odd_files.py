@@ -78,15 +78,15 @@ def test_an_episode_with_one_bad_row_stays_bad_after_any_resume(sound, tmp_path)
 @pytest.mark.filterwarnings("ignore:rank . left out")
 def test_an_episode_with_one_bad_frame_stays_bad_after_any_resume(sound, tmp_path, monkeypatch):
     root = copy(sound, "video", tmp_path)
-    read, failed = FrameDecoder._read, []
+    read, failed = FrameDecoder.read_video, []
 
-    def fail(self, row, camera, frames, span):
-        if row == BAD and 7 in frames:
-            failed.append(row)
+    def fail(self, request):
+        if request.row == BAD and 7 in request.frames:
+            failed.append(request.row)
             raise DecodeError("frame 7 is damaged")
-        return read(self, row, camera, frames, span)
+        return read(self, request)
 
-    monkeypatch.setattr(FrameDecoder, "_read", fail)
+    monkeypatch.setattr(FrameDecoder, "read_video", fail)
 
     assert_resumes_exactly_after_every_batch(make_pipe(root, **SKIP))
     assert failed
@@ -95,14 +95,14 @@ def test_an_episode_with_one_bad_frame_stays_bad_after_any_resume(sound, tmp_pat
 @pytest.mark.filterwarnings("ignore:rank . left out")
 def test_a_bad_clip_leaves_the_others_of_its_episode(sound, tmp_path, monkeypatch):
     root = copy(sound, "video", tmp_path)
-    read = FrameDecoder._read
+    read = FrameDecoder.read_video
 
-    def fail(self, row, camera, frames, span):
-        if row == BAD and 2 in frames:
+    def fail(self, request):
+        if request.row == BAD and 2 in request.frames:
             raise DecodeError("frame 2 is damaged")
-        return read(self, row, camera, frames, span)
+        return read(self, request)
 
-    monkeypatch.setattr(FrameDecoder, "_read", fail)
+    monkeypatch.setattr(FrameDecoder, "read_video", fail)
     pipe = make_pipe(root, order={"clip_frames": 4}, **SKIP)
 
     loader = local_loader(pipe)
@@ -196,10 +196,10 @@ def test_storage_that_does_not_answer_is_never_left_out(sound, tmp_path, monkeyp
     root = copy(sound, "video", tmp_path)
     monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0,))
 
-    def fail(self, row, camera, frames, span):
+    def fail(self, request):
         raise DecodeError("cannot read") from TimeoutError("no answer")
 
-    monkeypatch.setattr(FrameDecoder, "_read", fail)
+    monkeypatch.setattr(FrameDecoder, "read_video", fail)
 
     with pytest.raises(DownloadError, match="cannot read"):
         list(local_loader(make_pipe(root, **SKIP)))
