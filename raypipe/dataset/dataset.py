@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
@@ -76,7 +77,7 @@ class SampleSpec:
     def __post_init__(self) -> None:
         check_choice("camera_dtype", self.camera_dtype, get_args(CameraDtype))
         check_choice("timestamps", self.timestamps, get_args(Timestamps))
-        if not isinstance(self.tolerance_s, int | float) or not self.tolerance_s >= 0:
+        if not isinstance(self.tolerance_s, Real) or not self.tolerance_s >= 0:
             raise ConfigError(f"tolerance_s must be at least 0, got {self.tolerance_s}")
 
 
@@ -90,13 +91,14 @@ def open_dataset(
     revision: str = "",
 ) -> "Dataset":
     """Open the LeRobot dataset at `root`, and no mixture; `raypipe.open_dataset` says what the arguments mean."""
-    if cameras != "all" and (isinstance(cameras, str) or not isinstance(cameras, Iterable)):
+    if not isinstance(cameras, Iterable) or (isinstance(cameras, str) and cameras != "all"):
         raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
+    named = None if isinstance(cameras, str) else tuple(cameras)
     meta = read_metadata(open_root(root, revision).uri if revision else root)
     missing = find_missing_cameras(meta)
     for name, why in meta.opaque.items():
         warnings.warn(f"{meta.root}: leaving out {name}: {why}.", stacklevel=2)
-    if cameras == "all":
+    if named is None:
         unreadable = unreadable_cameras(meta, missing)
         for why in dict.fromkeys(unreadable.values()):
             names = ", ".join(name for name in unreadable if unreadable[name] == why)
@@ -106,8 +108,8 @@ def open_dataset(
             )
         chosen = tuple(name for name in meta.cameras if name not in unreadable)
     else:
-        check_cameras(meta, cameras, missing)
-        chosen = tuple(cameras)
+        check_cameras(meta, named, missing)
+        chosen = named
     spec = SampleSpec(cameras=chosen, camera_dtype=camera_dtype, timestamps=timestamps, tolerance_s=tolerance_s)
     return Dataset(meta=meta, spec=spec, window=WindowSpec(), missing_cameras=missing)
 
@@ -245,7 +247,7 @@ class Dataset:
 
     def drop_features(self, names: Sequence[str]) -> "Dataset":
         """Return this dataset without these features; `names` may include declared features that it does not give."""
-        given = dict.fromkeys((*self.row_features, *self.spec.cameras))
+        given, names = dict.fromkeys((*self.row_features, *self.spec.cameras)), tuple(names)
         for name in names:
             if name in INDEX_FEATURES or name not in (*given, *self.features):
                 choices = [one for one in given if one not in INDEX_FEATURES]
@@ -385,10 +387,11 @@ def kept_features(names: Sequence[str], known: Sequence[str], owner: str) -> fro
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ConfigError(f"the features to select are {names!r}; give a list of names, as [{names!r}]")
-    for name in names:
+    kept = tuple(names)
+    for name in kept:
         if name not in known:
             raise ConfigError(f"{owner} has no feature {name!r}{suggest(name, known)}")
-    return frozenset((*names, *INDEX_FEATURES))
+    return frozenset((*kept, *INDEX_FEATURES))
 
 
 def knowing_rows(dataset: Dataset, row_features: dict[str, Feature]) -> Dataset:

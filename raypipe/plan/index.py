@@ -369,9 +369,10 @@ def passing_episodes(name: str, episode: Ints, length: Ints, selection: Selectio
 
 def _whole_numbers(name: str, given: Any) -> tuple[int, ...]:
     usage = "give whole numbers, as [0, 1, 2] or range(3)"
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    listed = _as_python(given)
+    if isinstance(listed, str | bytes) or not isinstance(listed, Iterable):
         raise ConfigError(f"{name} is {given!r}; {usage}")
-    values = tuple(given)
+    values = tuple(map(_as_python, listed))
     for value in values:
         if not _is_whole(value):
             raise ConfigError(f"{name} has {value!r}; {usage}")
@@ -380,6 +381,13 @@ def _whole_numbers(name: str, given: Any) -> tuple[int, ...]:
     if largest > _MOST_BITS:
         raise ConfigError(f"{name} has a number of {largest} bits, and no dataset has so many episodes or frames")
     return numbers
+
+
+def _as_python(value: Any) -> Any:
+    """Return an array or a number of NumPy, torch or Arrow as Python's; anything else as it is."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value.as_py() if hasattr(value, "as_py") else value
 
 
 def _check_segments(given: Any) -> tuple[tuple[int, ...], ...]:
@@ -400,7 +408,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _check_tasks(given: Any) -> tuple[str, ...]:
-    if isinstance(given, str):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigError(f"tasks is {given!r}; give a list of texts, as [{given!r}]")
     tasks = tuple(_in_one_order(given))
     if not all(isinstance(task, str) for task in tasks):

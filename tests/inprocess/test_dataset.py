@@ -180,11 +180,20 @@ def test_float_cameras_are_the_bytes_divided_by_255(tiny_dataset, dataset):
     torch.testing.assert_close(as_float[TOP], dataset[5][TOP].float() / 255, rtol=0, atol=0)
 
 
-def test_only_the_cameras_asked_for_are_there(tiny_dataset):
-    sample = open_dataset(str(tiny_dataset), cameras=[WRIST])[0]
+@pytest.mark.parametrize("hold", [list, np.array, iter])
+def test_only_the_cameras_asked_for_are_there(tiny_dataset, hold):
+    sample = open_dataset(str(tiny_dataset), cameras=hold([WRIST]))[0]
 
     assert read_stamp(sample[WRIST]).camera == 1
     assert TOP not in sample
+
+
+def test_features_and_tolerances_may_be_of_any_type_that_holds_them(tiny_dataset):
+    dataset = open_dataset(str(tiny_dataset), cameras=np.array([TOP, WRIST]), tolerance_s=np.float32(1e-3))
+
+    assert dataset.spec.tolerance_s == pytest.approx(1e-3)
+    assert {"action", TOP} <= set(dataset.select_features(iter(["action", TOP]))[0])
+    assert not {"action", TOP} & set(dataset.drop_features(iter(["action", TOP]))[0])
 
 
 def test_index_counts_from_both_ends_and_stops(dataset):
@@ -345,7 +354,7 @@ class NeighbourDecoder(VideoDecoder):
 
 def test_another_frame_than_the_one_asked_for_is_found_by_the_index_of_the_file(tiny_dataset, dataset, monkeypatch):
     expected = dataset[4][TOP]
-    monkeypatch.setattr("raypipe.decode.videos.VideoDecoder", NeighbourDecoder)
+    monkeypatch.setattr("torchcodec.decoders.VideoDecoder", NeighbourDecoder)
 
     assert torch.equal(open_dataset(str(tiny_dataset))[4][TOP], expected)
     monkeypatch.setattr(NeighbourDecoder, "wrong_modes", ("approximate", "exact"))

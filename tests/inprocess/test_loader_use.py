@@ -242,12 +242,6 @@ def test_device_that_is_not_here_is_refused_where_the_loader_is_iterated(pipe):
         next(iter(loader))
 
 
-@pytest.mark.parametrize("world_size", [0, -1, "2"], ids=repr)
-def test_loaders_of_no_ranks_are_refused(pipe, world_size):
-    with pytest.raises(ConfigError, match=f"world_size must be an integer of at least 1, got {world_size!r}"):
-        pipe.loaders(world_size)
-
-
 @pytest.mark.timeout(120)
 def test_state_that_a_thread_takes_during_set_epoch_is_of_one_plan(pipe):
     loader, taken = local_loader(pipe), []

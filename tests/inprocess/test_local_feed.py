@@ -196,7 +196,7 @@ def test_transport_that_cannot_be_is_an_error(rows, parts, settings, message):
 
 @pytest.mark.parametrize("world_size", [0, -1, "2"])
 def test_loaders_of_no_number_of_ranks_are_an_error(pipe, world_size):
-    with pytest.raises(ConfigError, match="world_size must be an integer of at least 1"):
+    with pytest.raises(ConfigError, match=f"world_size must be an integer of at least 1, got {world_size!r}"):
         pipe.loaders(world_size)
 
 

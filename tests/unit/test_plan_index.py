@@ -1,5 +1,7 @@
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from plan_cases import make_index
 
 from raypipe.errors import ConfigError
@@ -116,6 +118,15 @@ def test_a_number_that_no_dataset_reaches_is_refused(given):
         ({"episodes": "some"}, "episodes is 'some'; give whole numbers"),
         ({"exclude": ["x"]}, "exclude has 'x'; give whole numbers"),
         ({"exclude": [float("inf")]}, "exclude has inf; give whole numbers"),
+        ({"exclude": "12"}, "exclude is '12'; give whole numbers"),
+        ({"exclude": b"12"}, "exclude is b'12'; give whole numbers"),
+        ({"episodes": 5}, "episodes is 5; give whole numbers"),
+        ({"episodes": np.array(5)}, r"episodes is array\(5\); give whole numbers"),
+        ({"episodes": [True, False]}, "episodes has True; give whole numbers"),
+        ({"episodes": np.array([True])}, "episodes has True; give whole numbers"),
+        ({"episodes": torch.tensor([True])}, "episodes has True; give whole numbers"),
+        ({"episodes": pa.array([0, None])}, "episodes has None; give whole numbers"),
+        ({"tasks": 5}, "tasks is 5; give a list of texts"),
     ],
 )
 def test_numbers_that_are_none_and_segments_that_are_no_three_of_them_are_refused(given, message):
@@ -123,7 +134,26 @@ def test_numbers_that_are_none_and_segments_that_are_no_three_of_them_are_refuse
         SelectionSpec(**given)
 
 
-def test_numbers_may_be_of_any_type_that_holds_whole_ones():
-    spec = SelectionSpec(episodes=np.array([2, 0]), exclude=[1.0], segments=[np.array([0, 1, 2], dtype=np.int32)])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        range(3),
+        iter([0, 1, 2]),
+        {0: "a", 1: "b", 2: "c"},
+        [0.0, np.int8(1), 2],
+        np.arange(3.0),
+        torch.arange(3),
+        list(torch.arange(3)),
+        pa.array(range(3)),
+        pa.chunked_array([[0], [1, 2]]),
+        list(pa.array(range(3))),
+    ],
+)
+def test_numbers_may_be_of_any_type_that_holds_whole_ones(numbers):
+    assert SelectionSpec(segments=[numbers]).segments == ((0, 1, 2),)
+
+
+def test_whole_selections_may_be_arrays():
+    spec = SelectionSpec(episodes=np.array([2, 0]), exclude=pa.array([1]), segments=torch.tensor([[0, 1, 2]]))
 
     assert (spec.episodes, spec.exclude, spec.segments) == ((2, 0), (1,), ((0, 1, 2),))
