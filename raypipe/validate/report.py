@@ -60,6 +60,8 @@ _TEMPLATE: Final = "validate/templates/report.html"
 _EPISODE: Final = re.compile(r"[0-9]{1,18}")
 """An episode's number; Arrow has 64 bits for it."""
 
+_ESCAPED: Final = re.compile("[\x7f-\x9f\ufffe\uffff]")
+
 PagePicture = tuple[bytes, str]
 """A PNG file and its caption."""
 
@@ -282,8 +284,11 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """Return a value as TOML and YAML read it: they do not join the two halves that JSON makes of some letters."""
-    return json.dumps(value, ensure_ascii=False)
+    """Return a value as TOML and YAML read it.
+
+    They do not join the two halves that JSON makes of some letters, and refuse others that are no escapes.
+    """
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _reason(finding: Finding) -> str:

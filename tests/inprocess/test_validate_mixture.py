@@ -245,8 +245,9 @@ def test_the_exclude_file_says_what_to_write_under_each_dataset(folder, tmp_path
 @pytest.mark.parametrize("name", SELECTED)
 def test_the_exclude_file_keeps_the_letters_of_what_a_member_selects(folder, tmp_path, name):
     DAMAGES["nan-actions"].apply(folder / "aloha")
-    task = "Würfel 🤖 greifen"
-    selection = f'selection: {{tasks: ["{task}"]}}' if name.endswith(".yaml") else f'selection = {{tasks = ["{task}"]}}'
+    task = "Würfel 🤖 greifen\x7f\x85\x9f"
+    tasks = f'["{task[:-3]}\\u007f\\u0085\\u009f"]'
+    selection = f"selection: {{tasks: {tasks}}}" if name.endswith(".yaml") else f"selection = {{tasks = {tasks}}}"
     text = f"datasets:\n  aloha:\n    root: aloha\n    {selection}\n"
     path = write(folder, text if name.endswith(".yaml") else f'[datasets.aloha]\nroot = "aloha"\n{selection}\n', name)
 
