@@ -158,10 +158,10 @@ def carry_out(world: WorldPlan) -> list[Step]:
         assert ((row >= 0) & (row < queue.num_rows[span])).all()
         assert np.array_equal(rows[begin[span] + row], frame)
         # Every block is done in some batch, and no later batch asks for it.
-        done_in = np.full(len(queue), -1)
-        for batch in batches:
+        done_in = np.full(len(queue), world.num_steps)
+        for batch in reversed(batches):
             done_in[batch.done] = batch.step
-        assert (done_in >= 0).all()
+        assert (done_in < world.num_steps).all()
         assert (step <= done_in[span]).all()
         named = _names(world, queue.dataset[span], queue.lap[span], queue.episode[span], frame)
         for name, number, is_again in zip(named, step.tolist(), is_repeat.tolist(), strict=True):

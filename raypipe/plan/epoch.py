@@ -16,6 +16,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,7 +202,7 @@ def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> N
 def check_rank(rank: int, world_size: int) -> None:
     """Raise unless a world has this rank."""
     check_world_size(world_size)
-    if rank not in range(world_size):
+    if not isinstance(rank, Integral) or rank not in range(world_size):
         raise ConfigError(f"there is no rank {rank!r}: the world has {counted(world_size, 'rank')}, counted from 0")
 
 

@@ -311,7 +311,7 @@ def _position(now: DatasetShare, saved: Shares, epoch: int) -> int:
 
 
 def shares_from_dict(saved: Any) -> Shares:
-    """Return the shares from a JSON object; raises `KeyError`, `TypeError` or `ValueError` if it has none."""
+    """Return the shares from a JSON object; raises `KeyError`, `TypeError`, `ValueError` or `ConfigError`."""
     kinds: dict[str, Any] = DatasetShare.__annotations__
     members = [DatasetShare(**{name: kind(one[name]) for name, kind in kinds.items()}) for one in saved["members"]]
     return Shares(since=int(saved["since"]), members=tuple(members))

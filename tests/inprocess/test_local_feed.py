@@ -167,6 +167,7 @@ def test_batch_by_its_number_needs_no_cluster(rows):
         ({"step": -1}, r"step -1 is not one of the 15"),
         ({"step": "1"}, r"step '1' is not one of the 15"),
         ({"step": 0, "rank": "0"}, r"there is no rank '0': the world has 1 rank,"),
+        ({"step": 0, "rank": 0.0}, r"there is no rank 0\.0: the world has 1 rank,"),
         ({"step": 0, "rank": 2, "world_size": 2}, r"there is no rank 2: the world has 2 ranks"),
         ({"step": 0, "rank": -1}, r"there is no rank -1: the world has 1 rank,"),
     ],
