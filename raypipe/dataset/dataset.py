@@ -211,14 +211,12 @@ class Dataset:
         offsets: Mapping[str, Sequence[int]] | None = None,
     ) -> "Dataset":
         """Return this dataset with windows, given either in seconds or as relative frame numbers."""
-        if (delta_timestamps is None) == (offsets is None):
-            raise ConfigError("give either delta_timestamps (seconds) or offsets (frames)")
-        if offsets is not None:
+        if offsets is not None and delta_timestamps is None:
             window = window_from_offsets(offsets)
+        elif delta_timestamps is not None and offsets is None:
+            window = window_from_timestamps(delta_timestamps, fps=self.meta.fps, tolerance_s=self.spec.tolerance_s)
         else:
-            window = window_from_timestamps(
-                delta_timestamps or {}, fps=self.meta.fps, tolerance_s=self.spec.tolerance_s
-            )
+            raise ConfigError("give either delta_timestamps (seconds) or offsets (frames)")
         window.check_features([*self.row_features, *self.spec.cameras])
         if self.actions is not None:
             check_window(self.actions.spec, self.actions.action, window)
@@ -247,12 +245,12 @@ class Dataset:
 
     def drop_features(self, names: Sequence[str]) -> "Dataset":
         """Return this dataset without these features; `names` may include declared features that it does not give."""
-        given, names = dict.fromkeys((*self.row_features, *self.spec.cameras)), tuple(names)
-        for name in names:
-            if name in INDEX_FEATURES or name not in (*given, *self.features):
+        given, dropped = dict.fromkeys((*self.row_features, *self.spec.cameras)), _listed("drop", names)
+        for name in dropped:
+            if name not in (*given, *self.features) or name in INDEX_FEATURES:
                 choices = [one for one in given if one not in INDEX_FEATURES]
                 raise ConfigError(f"{self.meta.root!r} has no feature {name!r} to drop{suggest(name, choices)}")
-        return self.select_features([name for name in given if name not in names])
+        return self.select_features([name for name in given if name not in dropped])
 
     def sample(self, index: int) -> dict[str, Any]:
         """Return the sample at position `index` over all episodes in order; a negative index counts from the end."""
@@ -385,13 +383,18 @@ def kept_features(names: Sequence[str], known: Sequence[str], owner: str) -> fro
     Raises:
         ConfigError: `owner` has no feature with one of these names.
     """
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        raise ConfigError(f"the features to select are {names!r}; give a list of names, as [{names!r}]")
-    kept = tuple(names)
+    kept = _listed("select", names)
     for name in kept:
         if name not in known:
             raise ConfigError(f"{owner} has no feature {name!r}{suggest(name, known)}")
     return frozenset((*kept, *INDEX_FEATURES))
+
+
+def _listed(purpose: str, names: Any) -> tuple[str, ...]:
+    """Return names that a user gives in anything that holds several; it may be possible to read them only once."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigError(f"the features to {purpose} are {names!r}; give a list of names, as [{names!r}]")
+    return tuple(names)
 
 
 def knowing_rows(dataset: Dataset, row_features: dict[str, Feature]) -> Dataset:

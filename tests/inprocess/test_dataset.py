@@ -663,10 +663,18 @@ def test_wrong_windows_episodes_and_frames_are_errors(dataset):
         ConfigError, match=r"delta_timestamps is \[0.0\]; give a dict of features with lists of seconds"
     ):
         dataset.windowed([0.0])
+    for nothing in (np.array([0.0]), [], 0):
+        with pytest.raises(ConfigError, match="give a dict of features with lists of seconds"):
+            dataset.windowed(nothing)
     with pytest.raises(ConfigError, match="offsets is 3; give a dict of features with lists of frame numbers"):
         dataset.windowed(offsets=3)
     with pytest.raises(ConfigError, match="the features to select are 3; give a list of names"):
         dataset.select_features(3)
+    for wrong in (3, "action"):
+        with pytest.raises(ConfigError, match=f"the features to drop are {wrong!r}; give a list of names"):
+            dataset.drop_features(wrong)
+    with pytest.raises(ConfigError, match=r"no feature .* to drop"):
+        dataset.drop_features([["action"]])
     with pytest.raises(ConfigError, match="give a list of seconds"):
         dataset.windowed({"action": [float("nan")]})
     with pytest.raises(ConfigError, match="give a list of frame numbers"):
