@@ -228,7 +228,7 @@ def validate(
 def reshard(
     root: DatasetRoot,
     out: Annotated[str, typer.Argument(metavar="OUT", help="The folder of the copy; it appears when it is complete.")],
-    exclude: Annotated[str, typer.Option(help="Episodes to leave out, as 3,7; the others are numbered anew.")] = "",
+    exclude: Annotated[str, typer.Option(help="Episodes to leave out, as 3,7-9; the others are numbered anew.")] = "",
     exclude_file: Annotated[Path | None, typer.Option(help="Also leave out the episodes that this file lists.")] = None,
     drop_camera: Annotated[list[str] | None, typer.Option(help="A camera to leave out; may be repeated.")] = None,
     gop: Annotated[str, typer.Option(help="Re-encode: a keyframe every so many frames.")] = "source",

@@ -32,6 +32,9 @@ _LARGE: Final = ("data/", "videos/")
 
 _SHOWN_FILES: Final = 3
 
+_MOST_EPISODES: Final = 10_000_000
+"""In one run of a text. A larger one is a typing error, and as a list it would fill the memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSpec:
@@ -138,6 +141,8 @@ def parse_episodes(text: str) -> tuple[int, ...] | Literal["all"]:
         last = int(match[2] or match[1]) if match else -1
         if last < first:
             raise ConfigError(f"episodes are {text!r}, and {part.strip()!r} is no number and no run; write 0-9,12")
+        if last - first >= _MOST_EPISODES:
+            raise ConfigError(f"episodes are {text!r}, and no dataset has as many as {part.strip()!r}")
         found |= dict.fromkeys(range(first, last + 1))
     return tuple(found)
 

@@ -195,7 +195,7 @@ class FrameDecoder:
             warnings.warn(
                 f"decoding camera {request.camera!r} of episode {request.episode} of {self._meta.root!r} in a "
                 f"subprocess, which is slower: {num_deaths} processes on this machine died while they decoded it from "
-                f"{request.place!r}",
+                f"{request.place!r}. If you ended them yourself, remove {process_journal().deaths!r}",
                 stacklevel=2,
             )
         # Fetched here, so that it passes the gate of this process and the subprocess finds it on the node.

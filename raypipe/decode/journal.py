@@ -157,6 +157,8 @@ class Journal:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._path = os.path.join(folder, "decoding.1")
+        self.deaths = os.path.join(folder, "deaths")
+        """The folder with the recorded deaths; users may remove it."""
         self._lock = threading.Lock()
         self._is_tried = False
         self._file = -1
@@ -195,7 +197,7 @@ class Journal:
         with suppress(OSError):
             slots = self._read_slots()
             found += [f"{key:016x}" for key in slots[slots != 0].tolist()]
-            found += os.listdir(os.path.join(self._folder, "deaths"))
+            found += os.listdir(self.deaths)
         return frozenset(found)
 
     def _read_slots(self) -> NDArray[np.uint64]:
@@ -310,11 +312,11 @@ class Journal:
             os.pwrite(self._file, key.to_bytes(_SLOT_BYTES, "little"), self._line * _LINE_BYTES + slot * _SLOT_BYTES)
 
     def _grave(self, key: int) -> str:
-        return os.path.join(self._folder, "deaths", f"{key:016x}")
+        return os.path.join(self.deaths, f"{key:016x}")
 
     def _forget_old(self) -> None:
         since = time.time() - FORGET_S
-        for folder, _, deaths in os.walk(os.path.join(self._folder, "deaths"), topdown=False):
+        for folder, _, deaths in os.walk(self.deaths, topdown=False):
             for death in deaths:
                 path = os.path.join(folder, death)
                 # Another process may remove it at the same moment.

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.dataset import find_missing_cameras, why_missing
+from raypipe.dataset import find_missing_cameras, parse_episodes, why_missing
 from raypipe.errors import ConfigError, DatasetError, suggest
 from raypipe.format import DATA_TEMPLATES, VIDEO_TEMPLATES, DatasetMeta, Tasks, format_path
 from raypipe.reshard.mp4 import Description
@@ -106,10 +106,6 @@ def parse_spec(
 ) -> ReshardSpec:
     """Return the spec for the words of a command line."""
     listed = read_exclude_file(exclude_file) if exclude_file is not None else ()
-    episodes = [part.strip() for part in exclude.split(",") if part.strip()]
-    wrong = [part for part in episodes if not _NUMBER.fullmatch(part)]
-    if wrong:
-        raise ConfigError(f"episodes are given as numbers with commas, as 3,7; got {wrong[0]!r} in {exclude!r}")
     gop, size = encoding["gop"], encoding["size"]
     if gop != SOURCE and not _NUMBER.fullmatch(gop):
         raise ConfigError(f"gop is a number of frames, or 'source', got {gop!r}")
@@ -117,7 +113,7 @@ def parse_spec(
     if size != SOURCE and sides is None:
         raise ConfigError(f"the size of a camera is WIDTHxHEIGHT, as 320x240, or 'source', got {size!r}")
     return ReshardSpec(
-        exclude=(*map(int, episodes), *listed),
+        exclude=(*(parse_episodes(exclude) if exclude.strip() else ()), *listed),
         drop_cameras=tuple(drop_cameras),
         gop=SOURCE if gop == SOURCE else int(gop),
         size=SOURCE if sides is None else (int(sides[2]), int(sides[1])),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -339,6 +340,18 @@ def test_loader_gives_right_data_where_episodes_are_decoded_in_a_subprocess(root
     assert sorted(frames_of_all(batches)) == frames_of_dataset(dataset)
     for batch in batches:
         assert_equals_samples(batch, dataset)
+
+
+def test_what_the_warning_of_a_subprocess_says_to_remove_ends_it(root, own_journal):
+    pipe = Pipeline(open_dataset(str(root)), batch_size=4, seed=0, decode=MODES["rank"])
+    blame(own_journal, str(root), BAD)
+    with pytest.warns(UserWarning, match="If you ended them yourself, remove") as told:
+        list(local_loader(pipe))
+
+    shutil.rmtree(str(told[0].message).rpartition("remove ")[2].strip("'"))
+
+    # A warning would be an error here.
+    assert sorted(frames_of_all(list(local_loader(pipe)))) == frames_of_dataset(pipe.config.dataset)
 
 
 def request(root, **fields) -> VideoRequest:

@@ -651,3 +651,8 @@ def test_episodes_are_read_from_text(text, expected):
 def test_episodes_that_are_none_are_refused(text):
     with pytest.raises(ConfigError, match=r"write 0-9,12"):
         parse_episodes(text)
+
+
+def test_a_run_of_more_episodes_than_any_dataset_has_is_refused():
+    with pytest.raises(ConfigError, match="no dataset has as many as '3-90000000000'"):
+        parse_episodes("1,3-90000000000")
