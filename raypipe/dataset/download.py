@@ -136,7 +136,7 @@ def parse_episodes(text: str) -> tuple[int, ...] | Literal["all"]:
         return "all"
     found: dict[int, None] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", part)
         first = int(match[1]) if match else 0
         last = int(match[2] or match[1]) if match else -1
         if last < first:

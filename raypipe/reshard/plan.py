@@ -32,9 +32,6 @@ RECORDER_GOP: Final = 2
 """A keyframe every 2 frames, as LeRobot's recorder writes: a random access then costs one extra frame."""
 
 
-_NUMBER: Final = re.compile(r"\d{1,18}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardSpec:
     """How the copy differs from its source. By default it keeps everything: rows, packets, numbers."""
@@ -106,14 +103,15 @@ def parse_spec(
 ) -> ReshardSpec:
     """Return the spec for the words of a command line."""
     listed = read_exclude_file(exclude_file) if exclude_file is not None else ()
+    episodes = ",".join(part for part in exclude.split(",") if part.strip())
     gop, size = encoding["gop"], encoding["size"]
-    if gop != SOURCE and not _NUMBER.fullmatch(gop):
+    if gop != SOURCE and not re.fullmatch(r"\d{1,18}", gop):
         raise ConfigError(f"gop is a number of frames, or 'source', got {gop!r}")
     sides = re.fullmatch(r"(\d{1,9})x(\d{1,9})", size)
     if size != SOURCE and sides is None:
         raise ConfigError(f"the size of a camera is WIDTHxHEIGHT, as 320x240, or 'source', got {size!r}")
     return ReshardSpec(
-        exclude=(*(parse_episodes(exclude) if exclude.strip() else ()), *listed),
+        exclude=(*(parse_episodes(episodes) if episodes else ()), *listed),
         drop_cameras=tuple(drop_cameras),
         gop=SOURCE if gop == SOURCE else int(gop),
         size=SOURCE if sides is None else (int(sides[2]), int(sides[1])),

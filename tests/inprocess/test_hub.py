@@ -647,7 +647,7 @@ def test_episodes_are_read_from_text(text, expected):
     assert parse_episodes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["x", "3-1", "1,,2", "-1", "1-"])
+@pytest.mark.parametrize("text", ["x", "3-1", "1,,2", "-1", "1-", "٣", pytest.param("9" * 5000, id="endless")])
 def test_episodes_that_are_none_are_refused(text):
     with pytest.raises(ConfigError, match=r"write 0-9,12"):
         parse_episodes(text)

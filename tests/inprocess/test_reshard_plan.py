@@ -171,7 +171,7 @@ def test_words_of_the_command_line_become_a_spec(tmp_path):
     listed = tmp_path / "bad.txt"
     listed.write_text("# why\n9\n")
 
-    spec = words(exclude="3, 6-7", exclude_file=listed, gop="4", size="64x48", codec="h264", drop_cameras=["a"])
+    spec = words(exclude="3, 6-7,", exclude_file=listed, gop="4", size="64x48", codec="h264", drop_cameras=["a"])
 
     assert spec == ReshardSpec(exclude=(3, 6, 7, 9), drop_cameras=("a",), gop=4, size=(48, 64), codec="h264")
     assert words() == ReshardSpec()
