@@ -211,8 +211,9 @@ def check_device(device: str) -> None:
     import torch
 
     try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError) as error:
+        # As text: a number could be that of a device, and no other code takes one.
+        kind = torch.device(str(device)).type
+    except RuntimeError as error:
         raise ConfigError(f"device is {device!r}, which torch does not know; give 'cpu', 'cuda' or 'cuda:1'") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, and torch finds no CUDA device here; use device='cpu'")

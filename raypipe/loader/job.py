@@ -75,8 +75,9 @@ class LoaderSpec:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
             raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
-        # A `torch.device`, such as Accelerate's, prints as its name.
-        object.__setattr__(self, "device", str(self.device))
+        # A `torch.device`, such as Accelerate's, prints as its name. To look for one imports no torch.
+        if type(self.device).__module__ == "torch":
+            object.__setattr__(self, "device", str(self.device))
 
 
 class LoaderSettings(TypedDict, total=False):
