@@ -118,6 +118,12 @@ class BlockContext:
         with _MAKING:
             return self._decoders
 
+    @property
+    def made_decoders(self) -> "tuple[FrameDecoder, ...]":
+        """The decoders if a thread has asked for them, else none: figures need no codec where nothing is decoded."""
+        made: tuple[FrameDecoder, ...] = self.__dict__.get("_decoders", ())
+        return made
+
     @cached_property
     def _decoders(self) -> "tuple[FrameDecoder, ...]":
         from raypipe.decode import FrameDecoder, load_torchcodec
