@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         check_device,
         check_fit,
         check_resize,
+        device_name,
         load_torchcodec,
         make_keep,
         size_of,

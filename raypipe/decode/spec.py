@@ -72,12 +72,13 @@ class DecodeSpec:
             value = getattr(self, name)
             if value not in get_args(choices):
                 raise ConfigError(f"decode {name} is {value!r}{suggest(value, get_args(choices))}")
+        object.__setattr__(self, "device", device_name(self.device))
+        if not isinstance(self.device, str):
+            raise ConfigError(f"decode device is {self.device!r}; give 'cpu' or 'cuda'")
         if self.where == "cluster" and self.device != "cpu":
             raise ConfigError(f"decode device={self.device!r} needs where='rank': the tasks of a cluster have no GPU")
         object.__setattr__(self, "resize", check_resize(self.resize, "decode resize"))
         check_fit(self.fit, self.resize, "decode fit")
-        if not isinstance(self.device, str):
-            raise ConfigError(f"decode device is {self.device!r}; give 'cpu' or 'cuda'")
         store_whole(self, "num_threads", 1, _MOST_THREADS, ASSIGNED_CPUS, label="decode num_threads")
         store_whole(self, "open_videos", 1, _MOST_VIDEOS, label="decode open_videos")
 
@@ -206,13 +207,19 @@ def _why_not_loaded(told: str) -> str:
     )
 
 
+def device_name(device: Any) -> Any:
+    """Return the name of a `torch.device`, such as Accelerate's; anything else as it is. Imports no torch."""
+    return str(device) if type(device).__module__ == "torch" else device
+
+
 def check_device(device: str) -> None:
     """Raise a `ConfigError` for a device that torch does not know or this machine does not have."""
     import torch
 
     try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError) as error:
+        # As text: a number could be that of a device, and no other code takes one.
+        kind = torch.device(str(device)).type
+    except RuntimeError as error:
         raise ConfigError(f"device is {device!r}, which torch does not know; give 'cpu', 'cuda' or 'cuda:1'") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, and torch finds no CUDA device here; use device='cpu'")

@@ -27,6 +27,9 @@ megabyte, and opening the file again takes 10 ms."""
 _TRAINED_ON: Final = ("action", "observation")
 """Prefixes of features in which a NaN would reach the weights. A reward may be unknown, so it is not one of them."""
 
+_MAKING: Final = threading.Lock()
+"""Held while decoders are made."""
+
 
 @dataclass(frozen=True)
 class BlockContext:
@@ -108,12 +111,25 @@ class BlockContext:
         """Held while rows are read: a reader is not thread-safe, and another thread may read for the next epoch."""
         return threading.Lock()
 
-    @cached_property
+    @property
     def decoders(self) -> "tuple[FrameDecoder, ...]":
         """A decoder per dataset."""
+        # Several threads of a rank ask first, and since Python 3.12 each would make decoders, which count their work.
+        with _MAKING:
+            return self._decoders
+
+    @property
+    def made_decoders(self) -> "tuple[FrameDecoder, ...]":
+        """The decoders if a thread has asked for them, else none: figures need no codec where nothing is decoded."""
+        made: tuple[FrameDecoder, ...] = self.__dict__.get("_decoders", ())
+        return made
+
+    @cached_property
+    def _decoders(self) -> "tuple[FrameDecoder, ...]":
         from raypipe.decode import FrameDecoder, load_torchcodec
 
-        cameras = [meta.features[name] for meta in (dataset.meta for dataset in self.datasets) for name in meta.cameras]
+        pairs = zip(self.datasets, self.batch_schema.members, strict=True)
+        cameras = [dataset.features[own] for dataset, member in pairs for own in member.cameras.values()]
         if any(camera.kind == "video" and camera.depth_codes is None for camera in cameras):
             # A second, which a rank spends here in a thread while its first rows are read.
             load_torchcodec()

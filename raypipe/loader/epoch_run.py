@@ -230,12 +230,12 @@ class EpochRun:
         if self.num_handed:
             recent = self._meter.read(Live()).recent
             return f"{recent.samples_per_s:,.0f} samples/s, waiting {recent.wait_share:.0%}"
-        decoded = sum(decoder.counts().frames for decoder in self._context.decoders) if self._num_received else 0
+        decoded = sum(decoder.counts().frames for decoder in self._context.made_decoders)
         return f"{counted(self._num_received, 'span')}, {counted(decoded, 'frame')} so far"
 
     def live(self) -> Live:
         """Return what the rank holds now, and what it has decoded so far."""
-        counts, videos = [decoder.counts() for decoder in self._context.decoders], self._context.videos
+        counts, context = [decoder.counts() for decoder in self._context.made_decoders], self._context
         rows, clips = self._assembler.rows, self._assembler.clips.store
         held_bytes = clips.held_bytes
         return Live(
@@ -248,8 +248,9 @@ class EpochRun:
             decode_s=sum(count.seconds for count in counts),
             decoded_frames=sum(count.frames for count in counts),
             kept_frames=sum(count.kept_frames for count in counts),
-            decoder_opens=videos.misses,
-            decoder_reuses=videos.hits,
+            # Who makes the decoders makes the pool, too.
+            decoder_opens=context.videos.misses if counts else 0,
+            decoder_reuses=context.videos.hits if counts else 0,
         )
 
     def _drain(self) -> None:

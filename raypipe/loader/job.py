@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from raypipe.account import Ledger, Page
 from raypipe.dataset import ABSOLUTE, ActionMap, Dataset
-from raypipe.decode import ASSIGNED_CPUS, DecodeSpec
+from raypipe.decode import ASSIGNED_CPUS, DecodeSpec, device_name
 from raypipe.errors import ConfigError, suggest
 from raypipe.feed import BlockContext, FeedSpec
 from raypipe.mixture import Mixture
@@ -75,8 +75,7 @@ class LoaderSpec:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
             raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
-        # A `torch.device`, such as Accelerate's, prints as its name.
-        object.__setattr__(self, "device", str(self.device))
+        object.__setattr__(self, "device", device_name(self.device))
 
 
 class LoaderSettings(TypedDict, total=False):

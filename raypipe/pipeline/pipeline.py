@@ -13,7 +13,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import PurePath
 from threading import Event
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 from raypipe.dataset import ActionSpec, Dataset
 from raypipe.decode import check_device
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from raypipe.format import Stats
     from raypipe.loader import RankLoader
     from raypipe.mixture import MixtureStats
+
+_SOON_S: Final = 0.2
+"""Metadata that takes longer comes from far away. A dataset that is open already has it, also where torch is too."""
 
 Transport = Literal["auto", "local", "ray"]
 """Who reads the rows: the rank's own process, or Ray Data. "auto" means Ray if this process is connected to one or
@@ -325,7 +328,7 @@ class Pipeline:
 
 @contextmanager
 def _importing_torch() -> Iterator[Event]:
-    """Import torch in a thread, which costs 0.7 s, and torchcodec if the event that it yields is not set by then.
+    """Import torch in a thread, which costs 0.7 s, and torchcodec if the event that it yields is not set soon after.
 
     The block waits for storage meanwhile. The thread ends with the block: a program may end, or fork, right after it.
     """
@@ -336,7 +339,7 @@ def _importing_torch() -> Iterator[Event]:
 
         # A driver of Ray Train decodes nothing. A rank imports torchcodec while it reads its first rows, and then says
         # what is missing if that fails.
-        if not metadata_is_here.is_set():
+        if not metadata_is_here.wait(_SOON_S):
             with suppress(Exception):
                 from raypipe.decode import load_torchcodec
 

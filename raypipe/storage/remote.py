@@ -261,6 +261,7 @@ class Remote:
 
         `naming` adds the name of the file to errors of later reads.
         """
+        stream: Any = None
         if self.is_listable and not self._commit:
             self._count(1)
             stream = self.filesystem.open(self._locate(name), "rb")
@@ -287,7 +288,7 @@ class Remote:
                 return content
 
         # Not in a `BufferedReader`, which forgets what it has when its caller looks for the size.
-        return _AskedFile(size_bytes, ask)
+        return _AskedFile(size_bytes, ask, stream)
 
     def keep_listing(self, cache: FileCache, uri: str) -> str:
         """Keep the listing on this node, and return its digest for processes that share it."""
@@ -347,9 +348,10 @@ class _AskedFile(SizedFile):
     It keeps the last answer, and the last one that reached the end of the file: readers look there for an index.
     """
 
-    def __init__(self, size_bytes: int, ask: Callable[[int, int], bytes]) -> None:
+    def __init__(self, size_bytes: int, ask: Callable[[int, int], bytes], stream: Any = None) -> None:
         super().__init__(size_bytes)
         self._ask = ask
+        self._stream = stream
         self._kept = {False: (0, b""), True: (0, b"")}
         """Where an answer is in the file, and the answer, by whether it reaches the end."""
 
@@ -368,6 +370,12 @@ class _AskedFile(SizedFile):
             content += piece
             start += len(piece)
         return content
+
+    def close(self) -> None:
+        """Close the file of the filesystem too."""
+        if self._stream is not None and not self.closed:
+            self._stream.close()
+        super().close()
 
 
 def _check_most(path: str, num_bytes: int, most: int) -> None:

@@ -13,6 +13,7 @@ from batches import frames_of, frames_of_all, frames_of_dataset, local_loader, p
 from raypipe.account import lay_out
 from raypipe.account.verdict import check_account
 from raypipe.dataset import open_dataset
+from raypipe.decode import DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.pipeline import Pipeline
 from raypipe.plan import SINGLE_DATASET, plan_epoch
@@ -289,3 +290,7 @@ def test_device_may_be_one_of_torch(pipe):
 
     assert loader.settings.device == "cpu"
     assert next(iter(loader))["index"].device == torch.device("cpu")
+
+
+def test_decoding_takes_a_device_of_torch_too(rows):
+    assert Pipeline(rows, batch_size=4, seed=1, decode={"device": torch.device("cpu")}).config.decode == DecodeSpec()

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from ray_session import run_ranks
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, ResumeError
-from raypipe.feed import LOOPBACK, BadDataSpec, BadSpan, Meeting, serve_meeting
+from raypipe.feed import LOOPBACK, BadDataSpec, BadSpan, BlockContext, Meeting, serve_meeting
 from raypipe.pipeline import Pipeline
 from raypipe.testing import write_dataset
 
@@ -251,8 +253,9 @@ def test_pipeline_imports_torch_and_its_codec_while_the_metadata_is_read(tiny_da
     assert (done.stdout, done.returncode) == ("34\n", 0), done.stderr
 
 
-def test_pipeline_of_a_dataset_that_is_open_imports_no_codec(tiny_dataset):
-    code = "import raypipe as rp, sys; rp.Pipeline(rp.open_dataset(sys.argv[1]), batch_size=8, seed=0)"
+@pytest.mark.parametrize("before", ["", "from raypipe.loader import RankLoader; "])
+def test_pipeline_of_a_dataset_that_is_open_imports_no_codec(tiny_dataset, before):
+    code = f"import raypipe as rp, sys; {before}rp.Pipeline(rp.open_dataset(sys.argv[1]), batch_size=8, seed=0)"
     check = f"{code}; print([name in sys.modules for name in ('torch', 'torchcodec')])"
 
     printed = subprocess.run(
@@ -260,3 +263,33 @@ def test_pipeline_of_a_dataset_that_is_open_imports_no_codec(tiny_dataset):
     )
 
     assert printed.stdout == "[True, False]\n"
+
+
+def test_batches_without_cameras_import_no_codec(tiny_dataset):
+    code = "import raypipe as rp, sys; pipe = rp.Pipeline(sys.argv[1], batch_size=8, seed=0, features=['action'])"
+    check = f"{code}; print(len(list(pipe.loader())), 'torchcodec' in sys.modules)"
+
+    printed = subprocess.run(
+        [sys.executable, "-c", check, str(tiny_dataset)], capture_output=True, text=True, check=True
+    )
+
+    assert printed.stdout == "5 False\n"
+
+
+def test_threads_that_ask_for_decoders_at_once_get_the_same(tiny_dataset, monkeypatch):
+    context = Pipeline(tiny_dataset, batch_size=8, seed=0).config.block_context()
+    both = threading.Barrier(2)
+
+    def load():
+        # Until the other thread comes here too, if it does.
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+
+    # As since Python 3.12, where a cached property has no lock.
+    monkeypatch.setattr(BlockContext.__dict__["_decoders"], "lock", nullcontext(), raising=False)
+    monkeypatch.setattr("raypipe.decode.load_torchcodec", load)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: context.decoders, range(2))
+
+    assert first is second

@@ -24,6 +24,18 @@ def test_storage_reads_what_was_written_whole_and_by_range(storage):
         assert stream.read(2) == b"01"
 
 
+def test_closing_a_file_closes_that_of_a_remote_filesystem(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"0123456789")
+    storage, opened = open_storage("memory://root"), []
+    monkeypatch.setattr(storage.filesystem, "open", lambda *_: opened.append((tmp_path / "a").open("rb")) or opened[0])
+
+    with storage.open_file("a") as stream:
+        assert stream.read(2) == b"01"
+        assert not opened[0].closed
+
+    assert opened[0].closed
+
+
 def test_storage_lists_names_relative_to_its_root(storage):
     storage.write_atomic("data/a.parquet", b"")
 
