@@ -111,13 +111,11 @@ class RankLoader:
                 run, page = self._open_run(iteration, goes_on=goes_on)
                 yield from self._hand_over(iteration, run, page, bar)
             finally:
-                # A fork has no threads to end, and may wait for ever for a lock that one of them held.
-                if self._process_id == os.getpid():
-                    # Twice, because Ctrl-C may interrupt the first call.
-                    try:
-                        self._finish(iteration)
-                    finally:
-                        self._finish(iteration)
+                # Twice, because Ctrl-C may interrupt the first call. Nothing comes before: there it would skip both.
+                try:
+                    self._finish(iteration)
+                finally:
+                    self._finish(iteration)
 
     def _hand_over(self, iteration: _Iteration, run: EpochRun, page: Page, bar: Bar) -> Iterator[dict[str, Any]]:
         num_handed = 0
@@ -437,7 +435,8 @@ class RankLoader:
             self._ahead = Ahead(stand, partial(start_run, stand, *parts, run.place.following, run))
 
     def _finish(self, iteration: _Iteration) -> None:
-        if self._end(iteration):
+        # A fork has no threads to end, and may wait for ever for a lock that one of them held.
+        if self._process_id == os.getpid() and self._end(iteration):
             self._publish()
             self._keep_account()
 
