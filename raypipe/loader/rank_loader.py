@@ -111,7 +111,7 @@ class RankLoader:
                 run, page = self._open_run(iteration, goes_on=goes_on)
                 yield from self._hand_over(iteration, run, page, bar)
             finally:
-                # Twice, because Ctrl-C may interrupt the first call.
+                # Twice, because Ctrl-C may interrupt the first call. Nothing comes before: there it would skip both.
                 try:
                     self._finish(iteration)
                 finally:

@@ -188,6 +188,7 @@ def test_batch_that_is_not_there_is_an_error(pipe, arguments, message):
         ({}, {"transport": "lokal", "world_size": 2}, r"transport='lokal' is not known.*'local'"),
         ({}, {"transport": 3}, r"transport=3 is not known.*'local'"),
         ({}, {"rank": 1}, r"there is no rank 1: the world has 1 rank,"),
+        ({}, {"rank": 1.0, "world_size": 2}, r"there is no rank 1\.0: the world has 2 ranks,"),
     ],
 )
 def test_transport_that_cannot_be_is_an_error(rows, parts, settings, message):
