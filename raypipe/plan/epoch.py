@@ -202,8 +202,8 @@ def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> N
 def check_rank(rank: int, world_size: int) -> None:
     """Raise unless a world has this rank."""
     check_world_size(world_size)
-    # 1.0 is in a range too, and is the number of nothing.
-    if not hasattr(rank, "__index__") or rank not in range(world_size):
+    # 1.0 is in a range too.
+    if not isinstance(rank, Integral) or rank not in range(world_size):
         raise ConfigError(f"there is no rank {rank!r}: the world has {counted(world_size, 'rank')}, counted from 0")
 
 
