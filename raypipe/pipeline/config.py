@@ -49,6 +49,7 @@ _DERIVED: Final = ("live_spans", "span_frames", "clip_frames")
 
 _NAMED: Final = ("dataset", "batch_size", "seed", "delta_timestamps", "features", "actions")
 """The arguments of `Pipeline` that are no parts; named where another name is mistyped."""
+
 _BAD_DATA: Final = frozenset(one.name for one in fields(BadDataSpec))
 
 
