@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-FIRST = ("contracts", "e2e")
+FIRST = ("contracts", "e2e", "fuzz")
 LAST = "faults"
 """They begin when the first process is nearly done: two Rays are in each other's way."""
 
